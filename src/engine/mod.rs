@@ -1,0 +1,1 @@
+//! From messages to text: tokenizer, chat template, sampler, session, generation.

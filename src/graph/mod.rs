@@ -1,0 +1,1 @@
+//! The computation graph: operations, shapes, planning, execution.

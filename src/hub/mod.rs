@@ -1,0 +1,1 @@
+//! Finding and fetching checkpoints, and the local cache.

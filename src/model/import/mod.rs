@@ -1,0 +1,224 @@
+//! Reading foreign checkpoints. Whatever the source, the outside sees one [`Checkpoint`]: a Hugging Face
+//! style `config.json`, tensors under Hugging Face names, and the tokenizer files. Families, naming and
+//! scale conventions end in [`super::families`]; nothing past the import knows where weights came from.
+
+mod folder;
+mod gguf;
+mod gguf_blocks;
+mod gguf_tokenizer;
+mod safetensors;
+mod sentencepiece;
+
+pub use gguf_blocks::BlockType;
+
+use crate::error::{Error, Result};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How the elements of a source tensor are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    F32,
+    F16,
+    BF16,
+    /// A GGUF block format; rows are whole blocks.
+    Block(BlockType),
+}
+
+impl Encoding {
+    /// Bytes of `elements` consecutive elements (a whole number of blocks), or `None` on overflow.
+    pub fn bytes(self, elements: usize) -> Option<usize> {
+        match self {
+            Encoding::F32 => elements.checked_mul(4),
+            Encoding::F16 | Encoding::BF16 => elements.checked_mul(2),
+            Encoding::Block(b) => (elements / b.elements()).checked_mul(b.bytes()),
+        }
+    }
+}
+
+/// How rows of the stored tensor map to the rows that callers see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOrder {
+    Plain,
+    /// GGUF stores the rotary rows of llama-type `q` and `k` projections interleaved per head; callers see
+    /// the Hugging Face order (first halves, then second halves).
+    RopePairs {
+        heads: usize,
+    },
+}
+
+impl RowOrder {
+    /// Stored row that holds the caller's `row` of a tensor with `rows` rows.
+    fn stored(self, row: usize, rows: usize) -> usize {
+        match self {
+            RowOrder::Plain => row,
+            RowOrder::RopePairs { heads } => {
+                let head_dim = rows / heads;
+                let (head, within) = (row / head_dim, row % head_dim);
+                let (half, pair) = (within / (head_dim / 2), within % (head_dim / 2));
+                head * head_dim + 2 * pair + half
+            }
+        }
+    }
+}
+
+/// One tensor of a checkpoint: shape (row-major, outermost first) and where its bytes lie.
+#[derive(Clone, Debug)]
+pub struct SourceTensor {
+    pub shape: Vec<usize>,
+    pub encoding: Encoding,
+    pub order: RowOrder,
+    pub file: Arc<SourceFile>,
+    /// Byte offset of the first element in the file. The range has been checked against the file size.
+    pub offset: u64,
+}
+
+/// An open checkpoint file; reads are positioned, so threads share it.
+#[derive(Debug)]
+pub struct SourceFile {
+    pub path: PathBuf,
+    pub file: File,
+    pub len: u64,
+}
+
+impl SourceFile {
+    pub fn open(path: &Path) -> Result<Arc<Self>> {
+        let file = File::open(path).map_err(|e| Error::io("open", path, &e))?;
+        let meta = file.metadata().map_err(|e| Error::io("read", path, &e))?;
+        if !meta.is_file() {
+            return Err(Error::bad_file(path, "is not a regular file"));
+        }
+        Ok(Arc::new(SourceFile { path: path.to_path_buf(), file, len: meta.len() }))
+    }
+
+    /// Fills `out` from `offset`; a file that ends early is a [`BadFile`](crate::error::Kind::BadFile) error.
+    pub fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        #[cfg(unix)]
+        let done = std::os::unix::fs::FileExt::read_exact_at(&self.file, out, offset);
+        #[cfg(windows)]
+        let done = {
+            let (mut at, mut rest) = (offset, &mut out[..]);
+            loop {
+                if rest.is_empty() {
+                    break Ok(());
+                }
+                match std::os::windows::fs::FileExt::seek_read(&self.file, rest, at) {
+                    Ok(0) => break Err(std::io::ErrorKind::UnexpectedEof.into()),
+                    Ok(n) => (at, rest) = (at + n as u64, &mut rest[n..]),
+                    Err(e) => break Err(e),
+                }
+            }
+        };
+        done.map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                Error::bad_file(&self.path, "the file ends early").with_hint("download it again")
+            }
+            _ => Error::io("read", &self.path, &e),
+        })
+    }
+}
+
+impl SourceTensor {
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+    /// Rows: the outermost dimension (1 for a vector).
+    pub fn rows(&self) -> usize {
+        if self.shape.len() < 2 { 1 } else { self.shape[0] }
+    }
+    /// Elements in a row: everything inside the outermost dimension.
+    pub fn width(&self) -> usize {
+        self.elements() / self.rows().max(1)
+    }
+
+    /// Decodes `rows` to f32, row after row, into `out` (`rows.len() * width` elements).
+    pub fn read_rows(&self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
+        let width = self.width();
+        assert!(rows.end <= self.rows() && out.len() == rows.len() * width);
+        let row_bytes = self.encoding.bytes(width).expect("checked when opened");
+        let mut bytes = vec![0u8; row_bytes * if self.order == RowOrder::Plain { rows.len() } else { 1 }];
+        if self.order == RowOrder::Plain {
+            self.file.read_exact_at(self.offset + (rows.start * row_bytes) as u64, &mut bytes)?;
+            decode(self.encoding, &bytes, out);
+        } else {
+            for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+                let stored = self.order.stored(row, self.rows());
+                self.file.read_exact_at(self.offset + (stored * row_bytes) as u64, &mut bytes)?;
+                decode(self.encoding, &bytes, out);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Decodes stored elements to f32. `bytes` holds exactly `out.len()` elements.
+fn decode(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
+    let pairs = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+    match encoding {
+        Encoding::F32 => {
+            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+                *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            }
+        }
+        Encoding::F16 => {
+            for (o, b) in out.iter_mut().zip(pairs()) {
+                *o = half::f16::from_bits(b).to_f32();
+            }
+        }
+        Encoding::BF16 => {
+            for (o, b) in out.iter_mut().zip(pairs()) {
+                *o = half::bf16::from_bits(b).to_f32();
+            }
+        }
+        Encoding::Block(block) => block.dequantize(bytes, out),
+    }
+}
+
+/// The tokenizer side of a checkpoint, ready to be written into a bundle.
+#[derive(Clone, Debug, Default)]
+pub struct TokenizerFiles {
+    /// Text of a `tokenizer.json` that the `tokenizers` crate reads.
+    pub tokenizer_json: String,
+    /// `tokenizer_config.json` (may be an empty object).
+    pub config: Value,
+    /// Jinja source of the chat template, when the model has one.
+    pub chat_template: Option<String>,
+}
+
+/// An opened checkpoint. Opening checks every tensor range against its file.
+#[derive(Debug)]
+pub struct Checkpoint {
+    pub path: PathBuf,
+    /// Hugging Face style `config.json`.
+    pub config: Value,
+    /// `generation_config.json`, when there is one.
+    pub generation: Option<Value>,
+    pub tokenizer: TokenizerFiles,
+    /// Tensors by Hugging Face name.
+    pub tensors: BTreeMap<String, SourceTensor>,
+    /// Gemma-type norms are stored as `w` in Hugging Face checkpoints and as `1 + w` in GGUF.
+    pub norms_include_one: bool,
+}
+
+impl Checkpoint {
+    /// Opens a Hugging Face folder, one `.safetensors` file of such a folder, or a `.gguf` file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let meta = std::fs::metadata(path).map_err(|e| Error::io("open", path, &e))?;
+        if meta.is_dir() {
+            return folder::open(path);
+        }
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("gguf") => gguf::open(path),
+            Some("safetensors") => folder::open(path.parent().unwrap_or(Path::new("."))),
+            _ => Err(Error::unsupported(format!("{}: neither a folder, a .gguf nor a .safetensors file", path.display()))),
+        }
+    }
+
+    pub fn tensor(&self, name: &str) -> Result<&SourceTensor> {
+        self.tensors.get(name).ok_or_else(|| Error::bad_file(&self.path, format!("tensor {name} is missing")))
+    }
+}

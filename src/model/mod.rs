@@ -1,0 +1,3 @@
+//! What a network is: specification, import of foreign checkpoints, conversion, bundles.
+
+pub mod import;

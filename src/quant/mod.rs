@@ -1,0 +1,1 @@
+//! CQ weight formats: what the bytes mean, how they are made.
