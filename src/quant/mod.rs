@@ -1,1 +1,14 @@
-//! CQ weight formats: what the bytes mean, how they are made.
+//! CQ weight formats: what the bytes mean, how they are made and how they are read back slowly.
+//!
+//! A matrix `W [rows, cols]` is cut into groups of 128 input channels. Every group is rotated by a fixed
+//! randomised Hadamard transform, divided by a scale and rounded to a small codebook. Nothing here knows
+//! about instruction sets: [`decode`] is the truth that the kernels are judged by.
+
+pub mod codebook;
+pub mod decode;
+pub mod encode;
+pub mod format;
+pub mod pack;
+pub mod rotate;
+
+pub use format::{CqLayout, Format};

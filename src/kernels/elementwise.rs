@@ -1,0 +1,200 @@
+//! Operations on every element: residual add, gated activations, scaling, soft caps.
+
+use super::threads::{Parts, Pool};
+use super::variant::{Level, variants};
+use super::vector::{LANES, Lanes};
+use serde::{Deserialize, Serialize};
+
+/// Activation functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Act {
+    /// `x / (1 + e^-x)`
+    Silu,
+    /// The tanh form of GELU (Hendrycks and Gimpel, <https://arxiv.org/abs/1606.08415>).
+    GeluTanh,
+}
+
+#[inline(always)]
+pub(super) unsafe fn tanh<L: Lanes>(x: L) -> L {
+    unsafe {
+        let one = L::splat(1.0);
+        one.sub(L::splat(2.0).div(x.add(x).exp().add(one)))
+    }
+}
+
+#[inline(always)]
+unsafe fn silu<L: Lanes>(x: L) -> L {
+    unsafe { x.div(L::splat(1.0).add(L::splat(0.0).sub(x).exp())) }
+}
+
+#[inline(always)]
+unsafe fn gelu_tanh<L: Lanes>(x: L) -> L {
+    unsafe {
+        let cubic = x.mul(x).mul(x).fma(L::splat(0.044_715), x);
+        let t = tanh(cubic.mul(L::splat(0.797_884_56)));
+        x.mul(L::splat(0.5)).mul(t.add(L::splat(1.0)))
+    }
+}
+
+/// `out[i] = f(a[i], b[i])`; `out` may be `a`. The end that fills no lanes goes through a buffer.
+///
+/// # Safety
+/// All three are valid for `n` elements.
+#[inline(always)]
+unsafe fn map2<L: Lanes>(n: usize, a: *const f32, b: *const f32, out: *mut f32, f: impl Fn(L, L) -> L) {
+    unsafe {
+        let whole = n - n % LANES;
+        let mut i = 0;
+        while i < whole {
+            f(L::load(a.add(i)), L::load(b.add(i))).store(out.add(i));
+            i += LANES;
+        }
+        if whole < n {
+            let (mut x, mut y) = ([0.0f32; LANES], [0.0f32; LANES]);
+            std::ptr::copy_nonoverlapping(a.add(whole), x.as_mut_ptr(), n - whole);
+            std::ptr::copy_nonoverlapping(b.add(whole), y.as_mut_ptr(), n - whole);
+            f(L::load(x.as_ptr()), L::load(y.as_ptr())).store(x.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(x.as_ptr(), out.add(whole), n - whole);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn add_lanes<L: Lanes>(a: &mut [f32], b: &[f32]) {
+    let p = a.as_mut_ptr();
+    unsafe { map2::<L>(a.len(), p, b.as_ptr(), p, |a, b| a.add(b)) }
+}
+
+/// `out = act(gate) * up`, element by element.
+#[inline(always)]
+unsafe fn gate_lanes<L: Lanes>(act: Act, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let (n, g, u, o) = (out.len(), gate.as_ptr(), up.as_ptr(), out.as_mut_ptr());
+    unsafe {
+        match act {
+            Act::Silu => map2::<L>(n, g, u, o, |g, u| silu(g).mul(u)),
+            Act::GeluTanh => map2::<L>(n, g, u, o, |g, u| gelu_tanh(g).mul(u)),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn scale_lanes<L: Lanes>(x: &mut [f32], factor: f32) {
+    let p = x.as_mut_ptr();
+    unsafe { map2::<L>(x.len(), p, p, p, |x, _| x.mul(L::splat(factor))) }
+}
+
+/// `cap * tanh(x / cap)`
+#[inline(always)]
+unsafe fn soft_cap_lanes<L: Lanes>(x: &mut [f32], cap: f32) {
+    let p = x.as_mut_ptr();
+    unsafe { map2::<L>(x.len(), p, p, p, |x, _| tanh(x.mul(L::splat(1.0 / cap))).mul(L::splat(cap))) }
+}
+
+variants!(add = add_lanes as fn(a: &mut [f32], b: &[f32]));
+variants!(gate = gate_lanes as fn(act: Act, gate: &[f32], up: &[f32], out: &mut [f32]));
+variants!(scale = scale_lanes as fn(x: &mut [f32], factor: f32));
+variants!(soft_cap = soft_cap_lanes as fn(x: &mut [f32], cap: f32));
+
+/// Elements below which one thread is faster than several.
+const GRAIN: usize = 16 * 1024;
+
+/// The element-wise kernels of one level.
+#[derive(Clone, Copy)]
+pub struct Elementwise {
+    add: add::Run,
+    gate: gate::Run,
+    scale: scale::Run,
+    soft_cap: soft_cap::Run,
+}
+
+impl Elementwise {
+    pub fn select(level: Level) -> Self {
+        Elementwise {
+            add: add::select(level),
+            gate: gate::select(level),
+            scale: scale::select(level),
+            soft_cap: soft_cap::select(level),
+        }
+    }
+
+    /// `a += b`
+    pub fn add(&self, pool: &Pool, a: &mut [f32], b: &[f32]) {
+        assert_eq!(a.len(), b.len());
+        let a = &Parts::new(a);
+        // SAFETY (here and below): `select` checked the level; ranges of different threads are disjoint.
+        pool.ranges(b.len(), GRAIN, &|r| unsafe { (self.add)(a.slice(r.clone()), &b[r]) });
+    }
+
+    /// `x`: `[rows, 2 * width]`, gate then up in every row; `out`: `[rows, width]`.
+    pub fn gate(&self, pool: &Pool, act: Act, x: &[f32], width: usize, out: &mut [f32]) {
+        assert!(x.len() == 2 * out.len() && out.len() % width == 0);
+        let rows = out.len() / width;
+        // One row is split by columns, several by rows.
+        let parts = if rows == 1 { width.div_ceil(GRAIN / 8) } else { 1 };
+        let out = &Parts::new(out);
+        pool.each(rows * parts, &|_, task| {
+            let (row, part) = (task / parts, task % parts);
+            let cols = width * part / parts..width * (part + 1) / parts;
+            let x = &x[row * 2 * width..][..2 * width];
+            let out_range = row * width + cols.start..row * width + cols.end;
+            unsafe { (self.gate)(act, &x[cols.clone()], &x[width..][cols], out.slice(out_range)) }
+        });
+    }
+
+    /// `x *= factor`
+    pub fn scale(&self, pool: &Pool, x: &mut [f32], factor: f32) {
+        let n = x.len();
+        let x = &Parts::new(x);
+        pool.ranges(n, GRAIN, &|r| unsafe { (self.scale)(x.slice(r), factor) });
+    }
+
+    /// `x = cap * tanh(x / cap)`
+    pub fn soft_cap(&self, pool: &Pool, x: &mut [f32], cap: f32) {
+        let n = x.len();
+        let x = &Parts::new(x);
+        pool.ranges(n, GRAIN, &|r| unsafe { (self.soft_cap)(x.slice(r), cap) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn against_f64_at_every_level_and_length() {
+        let pool = Pool::new(2);
+        for level in Level::supported() {
+            let k = Elementwise::select(level);
+            for n in [1usize, 15, 16, 33, 40_000] {
+                let x: Vec<f32> = (0..2 * n).map(|i| ((i * 37 % 401) as f32 - 200.0) / 17.0).collect();
+                for (act, f) in [
+                    (Act::Silu, (|x| x / (1.0 + (-x).exp())) as fn(f64) -> f64),
+                    (Act::GeluTanh, |x| {
+                        0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+                    }),
+                ] {
+                    let mut out = vec![0.0; n];
+                    k.gate(&pool, act, &x, n, &mut out);
+                    for i in 0..n {
+                        let truth = f(f64::from(x[i])) * f64::from(x[n + i]);
+                        assert!(
+                            (f64::from(out[i]) - truth).abs() < 1e-5 * truth.abs().max(1.0),
+                            "{level} {act:?} {n}: {} {truth}",
+                            out[i]
+                        );
+                    }
+                }
+                let mut y = x.clone();
+                k.soft_cap(&pool, &mut y, 5.0);
+                for (y, x) in y.iter().zip(&x) {
+                    assert!((f64::from(*y) - 5.0 * (f64::from(*x) / 5.0).tanh()).abs() < 5e-6);
+                }
+                let mut y = x.clone();
+                k.add(&pool, &mut y, &x);
+                k.scale(&pool, &mut y, 0.25);
+                assert!(y.iter().zip(&x).all(|(y, x)| *y == 0.5 * x));
+            }
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! Products of rotated int8 activations with CQ weights.
+//!
+//! One token: codes are looked up and multiplied in registers, nothing is written but the result. Several
+//! tokens: each tile of 64 rows is looked up once into a small int8 panel that all tokens use. Both ways
+//! add in the same order, so a token's result does not depend on its neighbours.
+
+mod scalar;
+pub mod tile;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
+use super::rotate::Rotated;
+use super::threads::{Parts, Pool};
+use super::variant::{Level, variants};
+use super::vector::{LANES, Lanes};
+use crate::quant::CqLayout;
+use crate::quant::codebook::Codebook;
+use crate::quant::format::{BLOCK_COLS, GROUP, TILE_ROWS};
+use tile::Bytes64;
+
+/// Row blocks of 8 in a tile.
+const BLOCKS: usize = TILE_ROWS / 8;
+/// Bytes of a column block once looked up to int8.
+const WIDE: usize = TILE_ROWS * BLOCK_COLS;
+
+/// One tile of weights and everything it is multiplied with.
+pub struct TileJob<'a> {
+    layout: &'a CqLayout,
+    tile: &'a [u8],
+    x: Rotated<'a>,
+    tokens: usize,
+    /// Rows of this tile that exist (64 except in the last one).
+    rows: usize,
+    /// Bias of those rows.
+    bias: Option<&'a [f32]>,
+    /// Element `token * stride + row` receives the result.
+    out: *mut f32,
+    stride: usize,
+}
+
+/// Weights of row block `t` in a stored column block, looked up.
+#[inline(always)]
+unsafe fn weights<const BITS: usize, B: Bytes64>(block: *const u8, t: usize, table: B::Table) -> B {
+    unsafe {
+        match BITS {
+            8 => B::load(block.add(64 * t)),
+            4 => B::load(block.add(64 * (t / 2))).shift_right(4 * (t % 2)).lookup(table),
+            3 => {
+                let low = B::load(block.add(64 * (t / 4))).shift_right(2 * (t % 4));
+                let high = B::load(block.add(128));
+                let high = if t < 2 { high.shift_left(2 - t) } else { high.shift_right(t - 2) };
+                low.low_two_or(high).lookup(table)
+            }
+            2 => B::load(block.add(64 * (t / 4))).shift_right(2 * (t % 4)).lookup(table),
+            _ => B::load(block).shift_right(t).lookup(table),
+        }
+    }
+}
+
+/// The bias that `dot` functions add to weights, times the sum of activations, must be taken off again.
+#[inline(always)]
+fn bias<const BITS: usize, B: Bytes64>() -> i32 {
+    if BITS == 8 { B::INT8_BIAS } else { B::LOOKUP_BIAS }
+}
+
+#[inline(always)]
+unsafe fn dot<const BITS: usize, B: Bytes64>(acc: B::Acc, w: B, x: *const i8) -> B::Acc {
+    unsafe { if BITS == 8 { B::dot_int8(acc, w, x) } else { B::dot(acc, w, x) } }
+}
+
+/// Adds the bias and writes 16 rows of one token.
+#[inline(always)]
+unsafe fn finish<L: Lanes>(job: &TileJob, token: usize, row: usize, sums: L) {
+    unsafe {
+        let left = job.rows.saturating_sub(row);
+        let out = job.out.add(token * job.stride + row);
+        if left >= LANES {
+            match job.bias {
+                Some(b) => sums.add(L::load(b.as_ptr().add(row))).store(out),
+                None => sums.store(out),
+            }
+        } else {
+            let mut buffer = [0.0f32; LANES];
+            sums.store(buffer.as_mut_ptr());
+            for (i, v) in buffer[..left].iter().enumerate() {
+                *out.add(i) = v + job.bias.map_or(0.0, |b| b[row + i]);
+            }
+        }
+    }
+}
+
+/// One token; `N` row blocks are accumulated at once.
+#[inline(always)]
+unsafe fn one_token<const BITS: usize, const N: usize, B: Bytes64>(job: &TileJob) {
+    unsafe {
+        let table = B::table(&Codebook::get(BITS.min(4)).levels);
+        let layout = job.layout;
+        for first in (0..BLOCKS).step_by(N) {
+            let mut sums = [B::Lanes::splat(0.0); BLOCKS / 2];
+            for g in 0..layout.groups() {
+                let mut acc = [B::acc(-bias::<BITS, B>() * job.x.sums[g]); N];
+                let mut block = job.tile.as_ptr().add(layout.group_offset(g));
+                let mut x = job.x.codes.as_ptr().add(g * GROUP);
+                for _ in 0..layout.group_width(g) / BLOCK_COLS {
+                    for (t, acc) in acc.iter_mut().enumerate() {
+                        *acc = dot::<BITS, B>(*acc, weights::<BITS, B>(block, first + t, table), x);
+                    }
+                    block = block.add(64 * BITS);
+                    x = x.add(BLOCK_COLS);
+                }
+                let scales = job.tile.as_ptr().add(layout.scale_offset(g)).cast::<u16>().add(8 * first);
+                let x_scale = B::Lanes::splat(job.x.scales[g]);
+                for i in 0..N / 2 {
+                    let scale = B::Lanes::load_bf16(scales.add(LANES * i)).mul(x_scale);
+                    sums[i] = B::row_sums(acc[2 * i], acc[2 * i + 1]).fma(scale, sums[i]);
+                }
+            }
+            for (i, sums) in sums[..N / 2].iter().enumerate() {
+                finish(job, 0, 8 * first + LANES * i, *sums);
+            }
+        }
+    }
+}
+
+/// `N` tokens from `token` on, 16 rows at a time, weights already looked up in `panel`.
+#[inline(always)]
+unsafe fn tokens<const BITS: usize, const N: usize, B: Bytes64>(job: &TileJob, panel: *const u8, token: usize) {
+    unsafe {
+        let layout = job.layout;
+        let (padded, groups) = (layout.padded_cols(), layout.groups());
+        for pair in 0..BLOCKS / 2 {
+            let mut sums = [B::Lanes::splat(0.0); N];
+            for g in 0..groups {
+                let mut acc = [[B::acc(0); 2]; N];
+                for (n, acc) in acc.iter_mut().enumerate() {
+                    *acc = [B::acc(-bias::<BITS, B>() * job.x.sums[(token + n) * groups + g]); 2];
+                }
+                let mut w = panel.add(panel_offset::<BITS>(layout, g) + 128 * pair);
+                let mut x = job.x.codes.as_ptr().add(token * padded + g * GROUP);
+                for _ in 0..layout.group_width(g) / BLOCK_COLS {
+                    let (a, b) = (B::load(w), B::load(w.add(64)));
+                    for (n, acc) in acc.iter_mut().enumerate() {
+                        let x = x.add(n * padded);
+                        acc[0] = dot::<BITS, B>(acc[0], a, x);
+                        acc[1] = dot::<BITS, B>(acc[1], b, x);
+                    }
+                    w = w.add(WIDE);
+                    x = x.add(BLOCK_COLS);
+                }
+                let scales = job.tile.as_ptr().add(layout.scale_offset(g)).cast::<u16>();
+                let scale = B::Lanes::load_bf16(scales.add(LANES * pair));
+                for n in 0..N {
+                    let scale = scale.mul(B::Lanes::splat(job.x.scales[(token + n) * groups + g]));
+                    sums[n] = B::row_sums(acc[n][0], acc[n][1]).fma(scale, sums[n]);
+                }
+            }
+            for (n, sums) in sums.iter().enumerate() {
+                finish(job, token + n, LANES * pair, *sums);
+            }
+        }
+    }
+}
+
+/// Offset of a group in the panel; 8-bit weights are used where they are, scales in between.
+#[inline(always)]
+fn panel_offset<const BITS: usize>(layout: &CqLayout, group: usize) -> usize {
+    if BITS == 8 { layout.group_offset(group) } else { group * (GROUP / BLOCK_COLS) * WIDE }
+}
+
+/// Looks up a whole tile.
+#[inline(always)]
+unsafe fn fill_panel<const BITS: usize, B: Bytes64>(job: &TileJob, panel: *mut u8) {
+    unsafe {
+        let table = B::table(&Codebook::get(BITS.min(4)).levels);
+        for g in 0..job.layout.groups() {
+            let mut block = job.tile.as_ptr().add(job.layout.group_offset(g));
+            let mut out = panel.add(panel_offset::<BITS>(job.layout, g));
+            for _ in 0..job.layout.group_width(g) / BLOCK_COLS {
+                for t in 0..BLOCKS {
+                    weights::<BITS, B>(block, t, table).store(out.add(64 * t));
+                }
+                block = block.add(64 * BITS);
+                out = out.add(WIDE);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The CPU has the level of `B`; `job.tile` and the activations have the sizes of `job.layout`; `job.out` is
+/// valid for `tokens` rows of `stride`; `panel` is valid for [`panel_bytes`].
+#[inline(always)]
+unsafe fn tile_product<const BITS: usize, B: Bytes64 + Shape>(job: &TileJob, panel: *mut u8) {
+    unsafe {
+        if job.tokens == 1 {
+            return if B::ROW_BLOCKS == 8 { one_token::<BITS, 8, B>(job) } else { one_token::<BITS, 4, B>(job) };
+        }
+        let panel = if BITS == 8 {
+            job.tile.as_ptr()
+        } else {
+            fill_panel::<BITS, B>(job, panel);
+            panel.cast_const()
+        };
+        let mut token = 0;
+        if B::TOKENS >= 8 {
+            while job.tokens - token >= 8 {
+                tokens::<BITS, 8, B>(job, panel, token);
+                token += 8;
+            }
+        }
+        while job.tokens - token >= 2 {
+            tokens::<BITS, 2, B>(job, panel, token);
+            token += 2;
+        }
+        if token < job.tokens {
+            tokens::<BITS, 1, B>(job, panel, token);
+        }
+    }
+}
+
+/// How much of a product fits the registers of an instruction set.
+pub trait Shape {
+    /// Row blocks at once for one token.
+    const ROW_BLOCKS: usize;
+    /// Tokens at once for 16 rows.
+    const TOKENS: usize;
+}
+
+impl Shape for scalar::Bytes {
+    const ROW_BLOCKS: usize = 4;
+    const TOKENS: usize = 2;
+}
+#[cfg(target_arch = "x86_64")]
+impl Shape for avx2::Bytes {
+    const ROW_BLOCKS: usize = 4;
+    const TOKENS: usize = 2;
+}
+#[cfg(target_arch = "x86_64")]
+impl Shape for avx512::Bytes {
+    const ROW_BLOCKS: usize = 8;
+    const TOKENS: usize = 8;
+}
+#[cfg(target_arch = "aarch64")]
+impl<const DOT: bool> Shape for neon::Bytes<DOT> {
+    const ROW_BLOCKS: usize = 4;
+    const TOKENS: usize = 2;
+}
+
+macro_rules! per_bits {
+    ($($name:ident $bits:literal),*) => {
+        $(variants!($name = tile_product[$bits] as fn(job: &TileJob, panel: *mut u8);
+            ScalarBytes Avx2Bytes Avx512Bytes NeonBytes NeonDotBytes);)*
+    };
+}
+per_bits!(cq1 1, cq2 2, cq3 3, cq4 4, cq8 8);
+
+pub(super) mod kinds {
+    pub use super::scalar::Bytes as ScalarBytes;
+    #[cfg(target_arch = "x86_64")]
+    pub use super::{avx2::Bytes as Avx2Bytes, avx512::Bytes as Avx512Bytes};
+    #[cfg(target_arch = "aarch64")]
+    pub type NeonBytes = super::neon::Bytes<false>;
+    #[cfg(target_arch = "aarch64")]
+    pub type NeonDotBytes = super::neon::Bytes<true>;
+}
+
+/// The kernels of one level, per bit width.
+#[derive(Clone, Copy)]
+pub struct MatMulQuant {
+    by_bits: [cq1::Run; 5],
+}
+
+impl MatMulQuant {
+    pub fn select(level: Level) -> Self {
+        MatMulQuant {
+            by_bits: [cq1::select(level), cq2::select(level), cq3::select(level), cq4::select(level), cq8::select(level)],
+        }
+    }
+
+    /// Scratch bytes that [`run`](Self::run) needs a thread when there are several tokens.
+    pub fn panel_bytes(layout: &CqLayout) -> usize {
+        if layout.bits == 8 { 0 } else { layout.padded_cols() * TILE_ROWS }
+    }
+
+    /// `out [tokens, rows] = x W^T (+ bias)`. `scratch` holds [`panel_bytes`](Self::panel_bytes) for each
+    /// thread of the pool.
+    #[allow(clippy::too_many_arguments)]
+    pub fn run(
+        &self,
+        pool: &Pool,
+        layout: &CqLayout,
+        data: &[u8],
+        x: Rotated,
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+        scratch: &mut [u8],
+    ) {
+        let (tokens, rows) = (out.len() / layout.rows, layout.rows);
+        let panel = if tokens == 1 { 0 } else { Self::panel_bytes(layout) };
+        assert_eq!(Some(data.len()), layout.bytes());
+        assert!(out.len() == tokens * rows && bias.is_none_or(|b| b.len() == rows));
+        assert!(x.codes.len() == tokens * layout.padded_cols());
+        assert!(x.scales.len() == tokens * layout.groups() && x.sums.len() == x.scales.len());
+        assert!(scratch.len() >= panel * pool.threads());
+        let run = self.by_bits[if layout.bits == 8 { 4 } else { layout.bits - 1 }];
+        let (out, scratch) = (&Parts::new(out), &Parts::new(scratch));
+        pool.each(layout.tiles(), &|thread, tile| {
+            let first = tile * TILE_ROWS;
+            let count = TILE_ROWS.min(rows - first);
+            // SAFETY: sizes were asserted above and the level by `select`; tiles write disjoint columns of
+            // `out`, and every thread has its own part of `scratch`.
+            unsafe {
+                let job = TileJob {
+                    layout,
+                    tile: &data[tile * layout.tile_bytes()..][..layout.tile_bytes()],
+                    x,
+                    tokens,
+                    rows: count,
+                    bias: bias.map(|b| &b[first..first + count]),
+                    out: out.start().add(first),
+                    stride: rows,
+                };
+                run(&job, scratch.slice(thread * panel..(thread + 1) * panel).as_mut_ptr());
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::rotate::Rotate;
+    use crate::quant::Format;
+    use crate::quant::decode::rotated_group;
+    use crate::quant::encode::encode_tile;
+
+    /// Every level and width equals exact integer arithmetic over the slowly decoded codes, for any number
+    /// of tokens and any shape; and one token alone equals the same token among others, bit for bit.
+    #[test]
+    fn equals_the_slow_truth_at_every_level() {
+        let pool = Pool::new(2);
+        for format in [Format::Cq1, Format::Cq2, Format::Cq3, Format::Cq4, Format::Cq8] {
+            for (rows, cols) in [(1, 128), (64, 96), (130, 576), (200, 264)] {
+                let layout = CqLayout::new(format, rows, cols).unwrap();
+                let w: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * 0.1).collect();
+                let mut data = vec![0; layout.bytes().unwrap()];
+                for (t, out) in data.chunks_exact_mut(layout.tile_bytes()).enumerate() {
+                    encode_tile(&layout, &w[t * 64 * cols..((t + 1) * 64).min(rows) * cols], out);
+                }
+                let most = 11;
+                let x: Vec<f32> = (0..most * cols).map(|i| ((i * 31 % 257) as f32 - 128.0) / 40.0).collect();
+                let (padded, groups) = (layout.padded_cols(), layout.groups());
+                let (mut codes, mut scales, mut sums) =
+                    (vec![0i8; most * padded], vec![0.0; most * groups], vec![0; most * groups]);
+                Rotate::select(Level::Scalar).rows(&pool, &layout, &x, &mut codes, &mut scales, &mut sums);
+                let bias: Vec<f32> = (0..rows).map(|r| r as f32 * 0.01).collect();
+                let mut truth = vec![0.0f64; most * rows];
+                let mut group = [0.0f32; GROUP];
+                for row in 0..rows {
+                    for g in 0..groups {
+                        let group = &mut group[..layout.group_width(g)];
+                        rotated_group(&layout, &data, row, g, group);
+                        for token in 0..most {
+                            let x = &codes[token * padded + g * GROUP..][..group.len()];
+                            let sum: f64 = group.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                            truth[token * rows + row] += sum * f64::from(scales[token * groups + g]);
+                        }
+                    }
+                    (0..most).for_each(|t| truth[t * rows + row] += f64::from(bias[row]));
+                }
+                let size = truth.iter().fold(0.0f64, |m, t| m.max(t.abs()));
+                for level in Level::supported() {
+                    let kernel = MatMulQuant::select(level);
+                    let mut alone: Vec<f32> = Vec::new();
+                    for tokens in [1, 2, 3, 8, 11] {
+                        let mut out = vec![f32::NAN; tokens * rows];
+                        let mut scratch = vec![0; 2 * MatMulQuant::panel_bytes(&layout)];
+                        let x = Rotated {
+                            codes: &codes[..tokens * padded],
+                            scales: &scales[..tokens * groups],
+                            sums: &sums[..tokens * groups],
+                        };
+                        kernel.run(&pool, &layout, &data, x, Some(&bias), &mut out, &mut scratch);
+                        for (o, t) in out.iter().zip(&truth) {
+                            assert!((f64::from(*o) - t).abs() < 1e-5 * size, "{level} {format} {rows}x{cols} {tokens}: {o} {t}");
+                        }
+                        if tokens == 1 {
+                            alone = out;
+                        } else {
+                            assert_eq!(alone, out[..rows], "{level} {format}: a token depends on its neighbours");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

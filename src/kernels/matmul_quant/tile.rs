@@ -1,0 +1,39 @@
+//! Sixty-four logical bytes: 8 rows by 8 columns of int8 weights, on every instruction set.
+
+use crate::kernels::vector::Lanes;
+
+/// Byte `r * 8 + k` belongs to row `r` and column `k`.
+///
+/// All functions are unsafe for the reasons given in `kernels/vector`.
+#[allow(clippy::missing_safety_doc)]
+pub trait Bytes64: Copy {
+    /// Sixteen i32: lanes `2r` and `2r + 1` hold partial sums of row `r`.
+    type Acc: Copy;
+    type Lanes: Lanes;
+    /// A table of 16 int8 levels, ready for [`Bytes64::lookup`].
+    type Table: Copy;
+    /// What [`Bytes64::lookup`] adds to levels, so that weights are unsigned where the multiplier wants that.
+    const LOOKUP_BIAS: i32;
+    /// The same for [`Bytes64::dot_int8`], which adds it itself.
+    const INT8_BIAS: i32;
+
+    unsafe fn table(levels: &[i8; 16]) -> Self::Table;
+    unsafe fn load(p: *const u8) -> Self;
+    unsafe fn store(self, p: *mut u8);
+    /// Shifts every byte right by `n` in 0..8; bits that come in from above are arbitrary.
+    unsafe fn shift_right(self, n: usize) -> Self;
+    /// Shifts every byte left by `n` in 0..8; bits that come in from below are arbitrary.
+    unsafe fn shift_left(self, n: usize) -> Self;
+    /// The two low bits of `self`, every other bit of `b`.
+    unsafe fn low_two_or(self, b: Self) -> Self;
+    /// Levels for the low four bits of every byte, plus the bias.
+    unsafe fn lookup(self, table: Self::Table) -> Self;
+    /// An accumulator whose every row sums to `start`.
+    unsafe fn acc(start: i32) -> Self::Acc;
+    /// Adds the products of looked-up weights with eight activations at `x`.
+    unsafe fn dot(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc;
+    /// Adds the products of int8 weights (not -128) with eight activations at `x` (not -128).
+    unsafe fn dot_int8(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc;
+    /// Sums of the 8 rows of `a` and the 8 rows of `b`.
+    unsafe fn row_sums(a: Self::Acc, b: Self::Acc) -> Self::Lanes;
+}

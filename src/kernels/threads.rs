@@ -1,0 +1,249 @@
+//! A small pool of threads that stay awake between the steps of a forward pass.
+//!
+//! A forward pass of a small model takes a few milliseconds and has hundreds of steps, so workers wait for
+//! the next one by spinning, and go to sleep when none comes for about a tenth of a millisecond. Pure
+//! spinning would collapse on a machine that is busy with something else.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+/// Turns of the waiting loop before a worker sleeps, and before the caller yields its core.
+const SPINS: usize = 4000;
+
+type Job = *const (dyn Fn(usize) + Sync);
+
+/// Keeps what one core writes often off the cache lines of the others.
+#[repr(align(128))]
+struct Line<T>(T);
+
+struct Shared {
+    /// Counts jobs; a worker runs the job when it sees a new number.
+    epoch: Line<AtomicUsize>,
+    /// Workers that have not finished the current job.
+    running: Line<AtomicUsize>,
+    sleeping: AtomicUsize,
+    stop: AtomicBool,
+    panicked: AtomicBool,
+    job: Mutex<Option<JobPointer>>,
+    wake: Condvar,
+}
+
+#[derive(Clone, Copy)]
+struct JobPointer(Job);
+// SAFETY: the pointee is Sync and outlives the job, because `Pool::run` returns only when all are done.
+unsafe impl Send for JobPointer {}
+
+/// A fixed number of threads, the caller's included, that run one job at a time.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held while a job runs, so that several sessions may share a pool.
+    turn: Mutex<()>,
+}
+
+impl Pool {
+    /// A pool of `threads` (at least 1), the calling thread being one of them.
+    pub fn new(threads: usize) -> Self {
+        let shared = Arc::new(Shared {
+            epoch: Line(AtomicUsize::new(0)),
+            running: Line(AtomicUsize::new(0)),
+            sleeping: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            job: Mutex::new(None),
+            wake: Condvar::new(),
+        });
+        let workers = (1..threads.max(1))
+            .map_while(|id| {
+                let shared = shared.clone();
+                std::thread::Builder::new().name(format!("cactus-{id}")).spawn(move || work(&shared, id)).ok()
+            })
+            .collect();
+        Pool { shared, workers, turn: Mutex::new(()) }
+    }
+
+    /// Threads by default: the cores that this process may use (affinity mask and container quota).
+    pub fn default_threads() -> usize {
+        std::thread::available_parallelism().map_or(1, |n| n.get())
+    }
+
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `job(thread)` once on every thread and returns when all are done.
+    pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
+        if self.workers.is_empty() {
+            return job(0);
+        }
+        let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
+        let shared = &*self.shared;
+        shared.running.0.store(self.workers.len(), Ordering::Relaxed);
+        {
+            let mut slot = shared.job.lock().unwrap_or_else(|e| e.into_inner());
+            // SAFETY: only the lifetime is erased; workers drop the pointer before `running` reaches zero,
+            // and this function does not return (or unwind) before that.
+            *slot = Some(JobPointer(unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(job) }));
+            shared.epoch.0.fetch_add(1, Ordering::Release);
+        }
+        if shared.sleeping.load(Ordering::SeqCst) > 0 {
+            shared.wake.notify_all();
+        }
+        let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
+        let mut spins = 0;
+        while shared.running.0.load(Ordering::Acquire) > 0 {
+            spins += 1;
+            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        match mine {
+            Err(panic) => resume_unwind(panic),
+            Ok(()) => assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a worker thread panicked"),
+        }
+    }
+
+    /// Runs `job(thread, task)` for every task in `0..tasks`, handed out one by one.
+    pub fn each(&self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+        if tasks <= 1 || self.workers.is_empty() {
+            return (0..tasks).for_each(|task| job(0, task));
+        }
+        let next = AtomicUsize::new(0);
+        self.run(&|thread| {
+            loop {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task >= tasks {
+                    break;
+                }
+                job(thread, task);
+            }
+        });
+    }
+
+    /// Splits `0..count` into one contiguous range a thread, but none smaller than `grain`.
+    pub fn ranges(&self, count: usize, grain: usize, job: &(dyn Fn(Range<usize>) + Sync)) {
+        let parts = (count / grain.max(1)).clamp(1, self.threads());
+        if parts == 1 {
+            return job(0..count);
+        }
+        self.run(&|thread| {
+            if thread < parts {
+                job(count * thread / parts..count * (thread + 1) / parts);
+            }
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        drop(self.shared.job.lock());
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, id: usize) {
+    let mut seen = 0;
+    loop {
+        let mut spins = 0;
+        while shared.epoch.0.load(Ordering::Acquire) == seen && !shared.stop.load(Ordering::Relaxed) {
+            spins += 1;
+            if spins < SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            let mut slot = shared.job.lock().unwrap_or_else(|e| e.into_inner());
+            shared.sleeping.fetch_add(1, Ordering::SeqCst);
+            while shared.epoch.0.load(Ordering::Acquire) == seen && !shared.stop.load(Ordering::Relaxed) {
+                slot = shared.wake.wait(slot).unwrap_or_else(|e| e.into_inner());
+            }
+            shared.sleeping.fetch_sub(1, Ordering::SeqCst);
+        }
+        if shared.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        seen = shared.epoch.0.load(Ordering::Acquire);
+        let job = *shared.job.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(JobPointer(job)) = job {
+            // SAFETY: see `Pool::run`.
+            if catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(id) })).is_err() {
+                shared.panicked.store(true, Ordering::Relaxed);
+            }
+        }
+        shared.running.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A mutable slice that several threads write in disjoint parts.
+#[derive(Clone, Copy)]
+pub struct Parts<'a, T> {
+    start: *mut T,
+    len: usize,
+    life: PhantomData<&'a mut [T]>,
+}
+// SAFETY: `slice` is unsafe and asks for disjoint ranges.
+unsafe impl<T: Send> Send for Parts<'_, T> {}
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
+
+impl<'a, T> Parts<'a, T> {
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Parts { start: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
+    }
+
+    /// Start of the slice, for kernels that write strided parts.
+    pub fn start(&self) -> *mut T {
+        self.start
+    }
+
+    /// # Safety
+    /// No two live slices may overlap.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            for round in 0..200 {
+                if round == 100 {
+                    std::thread::sleep(std::time::Duration::from_millis(20)); // workers fall asleep
+                }
+                let counts: Vec<AtomicUsize> = (0..37).map(|_| AtomicUsize::new(0)).collect();
+                pool.each(counts.len(), &|_, task| {
+                    counts[task].fetch_add(1, Ordering::Relaxed);
+                });
+                pool.ranges(counts.len(), 3, &|range| {
+                    for c in &counts[range] {
+                        c.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 2));
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
+        let pool = Pool::new(3);
+        let caught = catch_unwind(AssertUnwindSafe(|| pool.run(&|thread| assert_ne!(thread, 2))));
+        assert!(caught.is_err());
+        let count = AtomicUsize::new(0);
+        pool.run(&|_| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.load(Ordering::Relaxed), 3);
+    }
+}

@@ -1,0 +1,129 @@
+//! Lanes as four 128-bit registers.
+
+use super::Lanes;
+use std::arch::aarch64::*;
+
+#[derive(Clone, Copy)]
+pub struct Neon(pub [float32x4_t; 4]);
+
+impl Neon {
+    #[inline(always)]
+    fn map(self, f: impl Fn(float32x4_t) -> float32x4_t) -> Self {
+        Neon(self.0.map(f))
+    }
+    #[inline(always)]
+    fn zip(self, b: Self, f: impl Fn(float32x4_t, float32x4_t) -> float32x4_t) -> Self {
+        Neon(std::array::from_fn(|i| f(self.0[i], b.0[i])))
+    }
+}
+
+impl Lanes for Neon {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        unsafe { Neon([vdupq_n_f32(x); 4]) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        Neon(std::array::from_fn(|i| unsafe { vld1q_f32(p.add(4 * i)) }))
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        for (i, x) in self.0.into_iter().enumerate() {
+            unsafe { vst1q_f32(p.add(4 * i), x) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        // The conversion belongs to the base architecture; the f16 vector type is not stable in Rust yet.
+        Neon(std::array::from_fn(|i| unsafe {
+            let bits = vld1_u16(p.add(4 * i));
+            let out: float32x4_t;
+            std::arch::asm!("fcvtl {o:v}.4s, {b:v}.4h", o = out(vreg) out, b = in(vreg) bits, options(pure, nomem, nostack, preserves_flags));
+            out
+        }))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        Neon(std::array::from_fn(|i| unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p.add(4 * i)))) }))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16) {
+        for (i, x) in self.0.into_iter().enumerate() {
+            unsafe {
+                let bits: uint16x4_t;
+                std::arch::asm!("fcvtn {o:v}.4h, {b:v}.4s", o = out(vreg) bits, b = in(vreg) x, options(pure, nomem, nostack, preserves_flags));
+                vst1_u16(p.add(4 * i), bits);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        unsafe {
+            let x = vld1q_s8(p);
+            let (lo, hi) = (vmovl_s8(vget_low_s8(x)), vmovl_s8(vget_high_s8(x)));
+            let f = |x| vcvtq_f32_s32(vmovl_s16(x));
+            Neon([f(vget_low_s16(lo)), f(vget_high_s16(lo)), f(vget_low_s16(hi)), f(vget_high_s16(hi))])
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8) {
+        unsafe {
+            let [a, b, c, d] = self.0.map(|x| vqmovn_s32(vcvtnq_s32_f32(x)));
+            vst1q_s8(p, vcombine_s8(vqmovn_s16(vcombine_s16(a, b)), vqmovn_s16(vcombine_s16(c, d))));
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        self.zip(b, |a, b| unsafe { vaddq_f32(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        self.zip(b, |a, b| unsafe { vsubq_f32(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        self.zip(b, |a, b| unsafe { vmulq_f32(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        self.zip(b, |a, b| unsafe { vdivq_f32(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn fma(self, b: Self, c: Self) -> Self {
+        Neon(std::array::from_fn(|i| unsafe { vfmaq_f32(c.0[i], self.0[i], b.0[i]) }))
+    }
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        self.zip(b, |a, b| unsafe { vmaxnmq_f32(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn min(self, b: Self) -> Self {
+        self.zip(b, |a, b| unsafe { vminnmq_f32(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        self.map(|x| unsafe { vabsq_f32(x) })
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        self.map(|x| unsafe { vrndnq_f32(x) })
+    }
+    #[inline(always)]
+    unsafe fn exp2_int(self) -> Self {
+        self.map(|x| unsafe { vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(127)))) })
+    }
+    #[inline(always)]
+    unsafe fn hadamard16(self) -> Self {
+        unsafe {
+            let odd = [1.0f32, -1.0, 1.0, -1.0];
+            let high = [1.0f32, 1.0, -1.0, -1.0];
+            let (odd, high) = (vld1q_f32(odd.as_ptr()), vld1q_f32(high.as_ptr()));
+            let [a, b, c, d] = self.0.map(|x| {
+                let x = vfmaq_f32(vrev64q_f32(x), x, odd);
+                vfmaq_f32(vextq_f32::<2>(x, x), x, high)
+            });
+            let (a, b, c, d) = (vaddq_f32(a, b), vsubq_f32(a, b), vaddq_f32(c, d), vsubq_f32(c, d));
+            Neon([vaddq_f32(a, c), vaddq_f32(b, d), vsubq_f32(a, c), vsubq_f32(b, d)])
+        }
+    }
+}

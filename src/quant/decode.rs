@@ -1,0 +1,76 @@
+//! Slow, plain decoding of CQ matrices: the truth that kernels are judged by, and the row look-up of
+//! embedding tables.
+
+use super::codebook::Codebook;
+use super::format::{CqLayout, GROUP, TILE_ROWS};
+use super::pack::unpack_row;
+use super::rotate::unrotate;
+
+/// Decodes one row of a CQ matrix into `out` (`layout.cols` values), undoing the rotation.
+pub fn decode_row(layout: &CqLayout, data: &[u8], row: usize, out: &mut [f32]) {
+    assert!(row < layout.rows && out.len() == layout.cols);
+    let mut x = [0.0f32; GROUP];
+    for group in 0..layout.groups() {
+        let x = &mut x[..layout.group_width(group)];
+        rotated_group(layout, data, row, group, x);
+        unrotate(x);
+        let out = &mut out[group * GROUP..];
+        let n = out.len().min(x.len());
+        out[..n].copy_from_slice(&x[..n]);
+    }
+}
+
+/// The stored values of one row of one group, still rotated: level times scale.
+pub fn rotated_group(layout: &CqLayout, data: &[u8], row: usize, group: usize, out: &mut [f32]) {
+    let tile = &data[row / TILE_ROWS * layout.tile_bytes()..][..layout.tile_bytes()];
+    let row = row % TILE_ROWS;
+    let at = layout.scale_offset(group) + 2 * row;
+    let scale = half::bf16::from_bits(u16::from_le_bytes([tile[at], tile[at + 1]])).to_f32();
+    let blocks = tile[layout.group_offset(group)..].chunks_exact(layout.block_bytes());
+    for (block, out) in blocks.zip(out.chunks_exact_mut(8)) {
+        for (o, code) in out.iter_mut().zip(unpack_row(block, layout.bits, row)) {
+            let level = if layout.bits == 8 { code as i8 } else { Codebook::get(layout.bits).levels[code as usize] };
+            *o = f32::from(level) * scale;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Format;
+    use super::super::encode::encode_tile;
+    use super::*;
+
+    /// Every width and row count comes back within the error that encoding reported.
+    #[test]
+    fn decodes_to_the_reported_error_at_any_shape() {
+        for format in [Format::Cq1, Format::Cq2, Format::Cq3, Format::Cq4, Format::Cq8] {
+            for (rows, cols) in [(1, 1), (1, 640), (65, 104), (130, 576), (7, 200)] {
+                let layout = CqLayout::new(format, rows, cols).unwrap();
+                let weights: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * 0.1).collect();
+                let mut data = vec![0; layout.bytes().unwrap()];
+                let (mut signal, mut noise, mut reported) = (0.0f64, 0.0f64, 0.0f64);
+                for (tile, out) in data.chunks_exact_mut(layout.tile_bytes()).enumerate() {
+                    let end = ((tile + 1) * TILE_ROWS).min(rows);
+                    reported += encode_tile(&layout, &weights[tile * TILE_ROWS * cols..end * cols], out).noise;
+                }
+                let mut out = vec![0.0; cols];
+                for row in 0..rows {
+                    decode_row(&layout, &data, row, &mut out);
+                    for (a, b) in out.iter().zip(&weights[row * cols..]) {
+                        noise += f64::from(a - b).powi(2);
+                        signal += f64::from(*b).powi(2);
+                    }
+                }
+                // Padding columns carry noise that is dropped again, so the true error is at most the reported one.
+                assert!(noise <= reported * 1.001 + 1e-9, "{format} {rows}x{cols}: {noise} {reported}");
+                let bound = [0.65, 0.4, 0.25, 0.14, 0.0, 0.0, 0.0, 0.012][layout.bits - 1];
+                assert!(
+                    (noise / signal).sqrt() < bound || rows * cols == 1,
+                    "{format} {rows}x{cols}: {}",
+                    (noise / signal).sqrt()
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Storage formats of a weight matrix and the byte layout of the quantised ones.
+//!
+//! Layout of a CQ matrix with `b` bits a weight: rows in tiles of [`TILE_ROWS`] (the last one padded with
+//! zero scales), columns in groups of [`GROUP`] (see [`CqLayout::group_width`] for the last one). For each
+//! tile, for each group: the group's column blocks of [`BLOCK_COLS`] columns, `64 * b` bytes each, then one
+//! bf16 scale per row of the tile. So a tile is one contiguous stream and every part starts 64-byte aligned.
+//!
+//! Inside a column block, byte `r * 8 + k` (`r, k` in 0..8) of a 64-byte chunk belongs to rows `8t + r` and
+//! column `k`; which `t` sit in which chunk, and at which bits, is told by [`super::pack`]. The same bytes
+//! feed `vpdpbusd` (8 rows x 8 columns a register), NEON `sdot` (2 rows x 8) and `smmla` (2 rows x 8).
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Input channels that share one rotation and one scale per row.
+pub const GROUP: usize = 128;
+/// Rows of a tile.
+pub const TILE_ROWS: usize = 64;
+/// Columns of a column block.
+pub const BLOCK_COLS: usize = 8;
+/// Alignment in bytes of every tensor in a bundle.
+pub const ALIGN: usize = 64;
+/// Smallest width of the last group; widths are powers of two.
+const MIN_GROUP: usize = 16;
+
+/// How the elements of a stored matrix or vector are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    F32,
+    F16,
+    BF16,
+    /// One to four bits: rotation, per-group scale, Lloyd-Max codebook.
+    Cq1,
+    Cq2,
+    Cq3,
+    Cq4,
+    /// Eight bits: rotation, per-group scale, linear codes -127..=127.
+    Cq8,
+}
+
+impl Format {
+    /// The quantised format with `bits` a weight, if there is one.
+    pub fn cq(bits: u32) -> Option<Self> {
+        Some(match bits {
+            1 => Format::Cq1,
+            2 => Format::Cq2,
+            3 => Format::Cq3,
+            4 => Format::Cq4,
+            8 => Format::Cq8,
+            _ => return None,
+        })
+    }
+
+    /// Bits of one stored weight, scales not counted.
+    pub fn bits(self) -> usize {
+        match self {
+            Format::F32 => 32,
+            Format::F16 | Format::BF16 => 16,
+            Format::Cq1 => 1,
+            Format::Cq2 => 2,
+            Format::Cq3 => 3,
+            Format::Cq4 => 4,
+            Format::Cq8 => 8,
+        }
+    }
+
+    pub fn is_quantised(self) -> bool {
+        self.bits() <= 8
+    }
+
+    /// Bytes of a `[rows, cols]` matrix, or `None` when that overflows.
+    pub fn bytes(self, rows: usize, cols: usize) -> Option<usize> {
+        if self.is_quantised() {
+            CqLayout::new(self, rows, cols)?.bytes()
+        } else {
+            rows.checked_mul(cols)?.checked_mul(self.bits() / 8)
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Format::F32 => "f32",
+            Format::F16 => "f16",
+            Format::BF16 => "bf16",
+            Format::Cq1 => "cq1",
+            Format::Cq2 => "cq2",
+            Format::Cq3 => "cq3",
+            Format::Cq4 => "cq4",
+            Format::Cq8 => "cq8",
+        })
+    }
+}
+
+/// Where everything lies in a quantised matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqLayout {
+    pub rows: usize,
+    pub cols: usize,
+    pub bits: usize,
+}
+
+impl CqLayout {
+    /// `None` for a format that is not quantised, an empty matrix, or sizes that overflow.
+    pub fn new(format: Format, rows: usize, cols: usize) -> Option<Self> {
+        (format.is_quantised()
+            && rows > 0
+            && cols > 0
+            && rows.checked_add(TILE_ROWS)?.checked_mul(cols.checked_add(GROUP)?).is_some())
+        .then_some(CqLayout { rows, cols, bits: format.bits() })
+    }
+
+    pub fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
+    }
+
+    pub fn groups(&self) -> usize {
+        self.cols.div_ceil(GROUP)
+    }
+
+    /// Columns of group `group` as stored: 128, and for a shorter last group the next power of two (at
+    /// least 16), the missing columns being zero before the rotation.
+    pub fn group_width(&self, group: usize) -> usize {
+        let left = self.cols - group * GROUP;
+        if left >= GROUP { GROUP } else { left.next_power_of_two().max(MIN_GROUP) }
+    }
+
+    /// Columns as stored, the padding of the last group included.
+    pub fn padded_cols(&self) -> usize {
+        (self.groups() - 1) * GROUP + self.group_width(self.groups() - 1)
+    }
+
+    /// Bytes of one column block.
+    pub fn block_bytes(&self) -> usize {
+        TILE_ROWS * BLOCK_COLS / 8 * self.bits
+    }
+
+    /// Byte offset of `group` inside a tile.
+    pub fn group_offset(&self, group: usize) -> usize {
+        group * (GROUP / BLOCK_COLS * self.block_bytes() + TILE_ROWS * 2)
+    }
+
+    /// Byte offset, inside a tile, of the 64 bf16 scales of `group`.
+    pub fn scale_offset(&self, group: usize) -> usize {
+        self.group_offset(group) + self.group_width(group) / BLOCK_COLS * self.block_bytes()
+    }
+
+    pub fn tile_bytes(&self) -> usize {
+        let last = self.groups() - 1;
+        self.scale_offset(last) + TILE_ROWS * 2
+    }
+
+    pub fn bytes(&self) -> Option<usize> {
+        self.tiles().checked_mul(self.tile_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_by_hand() {
+        // 64 x 128 at 4 bits: 16 blocks of 256 bytes and 128 bytes of scales.
+        assert_eq!(Format::Cq4.bytes(64, 128), Some(16 * 256 + 128));
+        // A second, half group (576 = 4 * 128 + 64) costs exactly half the codes.
+        let l = CqLayout::new(Format::Cq3, 65, 576).unwrap();
+        assert_eq!((l.groups(), l.group_width(4), l.padded_cols(), l.tiles()), (5, 64, 576, 2));
+        assert_eq!(l.tile_bytes(), 72 * 192 + 5 * 128);
+        // Any width: 104 is padded to 128, 1 to 16, 4304 to 33 * 128 + 128.
+        assert_eq!(CqLayout::new(Format::Cq1, 1, 104).unwrap().padded_cols(), 128);
+        assert_eq!(CqLayout::new(Format::Cq1, 1, 1).unwrap().padded_cols(), 16);
+        assert_eq!(CqLayout::new(Format::Cq1, 1, 4304).unwrap().padded_cols(), 34 * 128);
+        assert_eq!(Format::Cq4.bytes(usize::MAX, 2), None);
+        assert_eq!(Format::F32.bytes(usize::MAX, 2), None);
+        assert_eq!(Format::Cq2.bytes(0, 2), None);
+    }
+}

@@ -1,0 +1,84 @@
+//! Bits of one column block: 64 rows by 8 columns of codes in `64 * bits` bytes.
+//!
+//! | bits | chunk of row block `t` (rows `8t..8t+8`) | position in the byte |
+//! |---|---|---|
+//! | 8 | `t` | the whole byte, two's complement |
+//! | 4 | `t / 2` | bits `4 (t % 2)` and up |
+//! | 3 | low two bits as for 2; the third bit in chunk 2, bit `t` | |
+//! | 2 | `t / 4` | bits `2 (t % 4)` and up |
+//! | 1 | 0 | bit `t` |
+//!
+//! In every 64-byte chunk, byte `r * 8 + k` is row `r` of its row block and column `k`.
+
+use super::format::{BLOCK_COLS, TILE_ROWS};
+
+/// Codes of a block, `codes[row][column]`.
+pub type Codes = [[u8; BLOCK_COLS]; TILE_ROWS];
+
+/// Writes `codes` (each below `2^bits`) into `out`, which holds `64 * bits` bytes.
+pub fn pack(codes: &Codes, bits: usize, out: &mut [u8]) {
+    assert_eq!(out.len(), 64 * bits);
+    out.fill(0);
+    for (row, codes) in codes.iter().enumerate() {
+        let (t, r) = (row / 8, row % 8);
+        for (k, &code) in codes.iter().enumerate() {
+            let at = r * 8 + k;
+            match bits {
+                8 => out[t * 64 + at] = code,
+                4 => out[t / 2 * 64 + at] |= code << (4 * (t % 2)),
+                3 => {
+                    out[t / 4 * 64 + at] |= (code & 3) << (2 * (t % 4));
+                    out[128 + at] |= (code >> 2) << t;
+                }
+                2 => out[t / 4 * 64 + at] |= code << (2 * (t % 4)),
+                1 => out[at] |= code << t,
+                _ => unreachable!("no format has {bits} bits"),
+            }
+        }
+    }
+}
+
+/// The codes of one row of a block, the inverse of [`pack`].
+pub fn unpack_row(block: &[u8], bits: usize, row: usize) -> [u8; BLOCK_COLS] {
+    let (t, r) = (row / 8, row % 8);
+    std::array::from_fn(|k| {
+        let at = r * 8 + k;
+        match bits {
+            8 => block[t * 64 + at],
+            4 => block[t / 2 * 64 + at] >> (4 * (t % 2)) & 15,
+            3 => (block[t / 4 * 64 + at] >> (2 * (t % 4)) & 3) | (block[128 + at] >> t & 1) << 2,
+            2 => block[t / 4 * 64 + at] >> (2 * (t % 4)) & 3,
+            1 => block[at] >> t & 1,
+            _ => unreachable!("no format has {bits} bits"),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_comes_back() {
+        for bits in [1, 2, 3, 4, 8] {
+            let mask = ((1u16 << bits) - 1) as u8;
+            let codes: Codes =
+                std::array::from_fn(|r| std::array::from_fn(|k| (r as u8).wrapping_mul(37).wrapping_add(k as u8 * 11) & mask));
+            let mut block = vec![0xaa; 64 * bits];
+            pack(&codes, bits, &mut block);
+            for (row, codes) in codes.iter().enumerate() {
+                assert_eq!(unpack_row(&block, bits, row), *codes, "{bits} bits, row {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn documented_places() {
+        let mut codes: Codes = [[0; 8]; 64];
+        codes[8 * 5 + 2][3] = 0b101; // row block 5, row 2, column 3
+        let mut block = vec![0; 192];
+        pack(&codes, 3, &mut block);
+        assert_eq!(block[64 + 2 * 8 + 3], 0b01 << 2);
+        assert_eq!(block[128 + 2 * 8 + 3], 1 << 5);
+    }
+}
