@@ -1,0 +1,154 @@
+//! Running a plan.
+
+use super::op::Op;
+use super::plan::{Buffers, Place, Plan, rotated_parts};
+use super::profile::Profile;
+use super::state::State;
+use crate::kernels::rope;
+use crate::kernels::rotate::Rotated;
+use crate::kernels::threads::Pool;
+use std::ops::Range;
+
+/// Everything a run needs besides the plan.
+pub struct Run<'a> {
+    /// The bytes that the graph's weights point into.
+    pub weights: &'a [u8],
+    /// One to `max_tokens` ids, each below the rows of the embedding table; they follow the filled positions of `state`.
+    pub ids: &'a [u32],
+    pub state: &'a mut State,
+    pub buffers: &'a mut Buffers,
+    pub pool: &'a Pool,
+    /// Collects times when given.
+    pub profile: Option<&'a mut Profile>,
+}
+
+impl Plan {
+    /// Runs the plan once. Allocates nothing (unless a profile is collected).
+    ///
+    /// # Panics
+    /// When the ids are too many for the plan or the state, or the pool has more threads than were planned.
+    pub fn execute(&self, mut run: Run) {
+        let tokens = run.ids.len();
+        assert!((1..=self.max_tokens()).contains(&tokens), "{tokens} tokens in a plan for {}", self.max_tokens());
+        assert!(run.pool.threads() <= self.threads());
+        assert!(self.graph.caches.is_empty() || run.state.len() + tokens <= run.state.capacity());
+        run.buffers.tokens = tokens;
+        for step in &self.steps {
+            let begin = run.profile.as_ref().map(|_| std::time::Instant::now());
+            self.step(step, &mut run);
+            if let (Some(begin), Some(profile)) = (begin, run.profile.as_mut()) {
+                let kind = match step.op {
+                    Op::MatMul { weight, .. } => {
+                        let name = &self.graph.weights[weight.0].name;
+                        format!(
+                            "matmul {}",
+                            name.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.' || "layers".contains(c))
+                        )
+                    }
+                    _ => step.op.name().to_owned(),
+                };
+                profile.add(&kind, begin.elapsed());
+            }
+        }
+        run.state.advance(tokens);
+    }
+
+    fn step(&self, step: &super::plan::Step, run: &mut Run) {
+        let (weights, pool, kernels) = (run.weights, run.pool, &self.kernels);
+        let tokens = run.ids.len();
+        let weight = |id: super::WeightId| &self.graph.weights[id.0];
+        let (arena, scratch) = run.buffers.parts();
+        if step.copy_first {
+            arena.copy_within(step.inputs[0].range(tokens), step.output.offset);
+        }
+        let (out, inputs) = Split::new(arena, step.output.range(tokens));
+        let input = |i: usize| inputs.get(step.inputs[i].range(tokens));
+        let cols = step.output.value.cols;
+        match &step.op {
+            Op::Embed { table } => {
+                let table = weight(*table);
+                for (id, out) in run.ids.iter().zip(out.chunks_exact_mut(cols)) {
+                    table.row(weights, *id as usize, out);
+                }
+            }
+            Op::RmsNorm { weight: w, eps } => kernels.norm.rows(pool, input(0), weight(*w).f32(weights), *eps, out),
+            Op::HeadNorm { weight: w, eps, start, heads } => {
+                kernels.norm.heads(pool, out, cols, *start, *heads, weight(*w).f32(weights), *eps)
+            }
+            Op::Rotate => {
+                if let Some(layout) = &step.output.value.rotated {
+                    let (codes, scales, _) = rotated_parts(layout, step.output.rows(tokens));
+                    let (codes, rest) = out.split_at_mut(codes);
+                    let (scales, sums) = rest.split_at_mut(scales - codes.len());
+                    let (codes, sums) = (bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(sums));
+                    kernels.rotate.rows(pool, layout, input(0), codes, scales, sums);
+                }
+            }
+            Op::MatMul { weight: w, bias } => {
+                let w = weight(*w);
+                let bias = bias.map(|b| weight(b).f32(weights));
+                match w.layout() {
+                    Some(layout) => {
+                        let x = rotated(input(0), &step.inputs[0], tokens);
+                        kernels.matmul_quant.run(pool, &layout, w.bytes(weights), x, bias, out, scratch)
+                    }
+                    None => kernels.matmul_float.run(pool, w.float(weights), w.rows, input(0), bias, out),
+                }
+            }
+            Op::RopeAngles { rope } => {
+                let table = &self.graph.ropes[*rope];
+                for (t, out) in out.chunks_exact_mut(cols).enumerate() {
+                    rope::angles(run.state.len() + t, &table.frequencies, table.scale, out);
+                }
+            }
+            Op::Rope { start, heads, head_dim } => {
+                let half = step.inputs[1].value.cols / 2;
+                rope::rotate(pool, out, cols, *start, *heads, *head_dim, input(1), half);
+            }
+            Op::Attention { cache, shape } => {
+                let (x, stride) = (input(0), step.inputs[0].value.cols);
+                run.state.store(*cache, x, stride);
+                kernels.attention.run(pool, shape, x, stride, 0, run.state.len(), run.state.cache(*cache), out);
+            }
+            Op::Gate { act } => kernels.elementwise.gate(pool, *act, input(0), cols, out),
+            Op::Add => kernels.elementwise.add(pool, out, input(1)),
+            Op::Scale { factor } => kernels.elementwise.scale(pool, out, *factor),
+            Op::SoftCap { cap } => kernels.elementwise.soft_cap(pool, out, *cap),
+            Op::LastRow => {
+                let x = input(0);
+                out.copy_from_slice(&x[x.len() - cols..]);
+            }
+        }
+    }
+}
+
+/// A rotated value as the product kernels take it.
+fn rotated<'a>(x: &'a [f32], place: &Place, tokens: usize) -> Rotated<'a> {
+    let layout = place.value.rotated.as_ref().expect("the builder gives quantised products rotated inputs");
+    let (codes, scales, sums) = rotated_parts(layout, place.rows(tokens));
+    Rotated { codes: bytemuck::cast_slice(&x[..codes]), scales: &x[codes..scales], sums: bytemuck::cast_slice(&x[scales..sums]) }
+}
+
+/// The arena around the part that a step writes.
+struct Split<'a> {
+    before: &'a [f32],
+    after: &'a [f32],
+    /// Where `after` begins.
+    end: usize,
+}
+
+impl<'a> Split<'a> {
+    fn new(arena: &'a mut [f32], out: Range<usize>) -> (&'a mut [f32], Self) {
+        let (before, rest) = arena.split_at_mut(out.start);
+        let (middle, after) = rest.split_at_mut(out.len());
+        (middle, Split { before, after, end: out.end })
+    }
+
+    fn get(&self, range: Range<usize>) -> &'a [f32] {
+        if range.end <= self.before.len() {
+            &self.before[range]
+        } else {
+            &self.after[range.start - self.end..range.end - self.end]
+        }
+    }
+}
