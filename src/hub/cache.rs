@@ -1,0 +1,141 @@
+//! Where things are kept on this machine, and how two processes stay out of each other's way.
+
+use super::Event;
+use super::settings::Settings;
+use crate::error::{Error, Result};
+use sha2::{Digest, Sha256};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+
+/// Our cache folder: `CACTUS_HOME`, else `cactus` in the user's cache folder.
+pub fn root() -> Result<PathBuf> {
+    Ok(Settings::from_env()?.root)
+}
+
+/// The folder that holds converted models.
+pub fn bundles() -> Result<PathBuf> {
+    Ok(root()?.join("bundles"))
+}
+
+/// The folder of one converted model. `name` is the name of a [`super::Found`]: a hub name (`owner/name`, or
+/// `owner/name@revision` to keep a revision apart) gives `owner--name-cq4`; a path gives its last part and a
+/// mark made from the whole path, so that two folders called `model` do not share a bundle. `bits_label` is
+/// the weight format, such as `cq4`.
+pub fn bundle_dir(name: &str, bits_label: &str) -> Result<PathBuf> {
+    Ok(bundles()?.join(bundle_name(name, bits_label)?))
+}
+
+fn bundle_name(name: &str, bits_label: &str) -> Result<String> {
+    if bits_label.is_empty() || !bits_label.chars().all(|c| c.is_ascii_alphanumeric() || c == '.') {
+        return Err(Error::usage(format!("`{bits_label}` is not a weight format label")));
+    }
+    let hub_name = name.split('@').next().unwrap_or(name);
+    if super::is_repo_id(hub_name) {
+        return Ok(format!("{}-{bits_label}", plain(&name.replace('/', "--"))));
+    }
+    let last = Path::new(name).file_name().map(|last| last.to_string_lossy().into_owned()).unwrap_or_default();
+    let stem = last.strip_suffix(".gguf").unwrap_or(&last);
+    let mark = hex(&Sha256::digest(name.as_bytes())[..4]);
+    Ok(format!("local--{}-{mark}-{bits_label}", plain(stem)))
+}
+
+/// `text` with everything that might trouble a file system replaced.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii_alphanumeric() || "._-@".contains(c) { c } else { '-' }).collect()
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Creates `folder` and what is above it.
+pub(super) fn make_folder(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, &e))
+}
+
+/// Holds a lock file; other processes wait. The lock ends when the value is dropped, or with the process.
+pub(super) struct Lock(#[allow(dead_code, reason = "held for its lock")] File);
+
+impl Lock {
+    /// Takes the lock at `path`, waiting for another holder if there is one.
+    pub fn take(path: &Path, what: &str, on_event: &mut dyn FnMut(Event)) -> Result<Lock> {
+        if let Some(folder) = path.parent() {
+            make_folder(folder)?;
+        }
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(|e| Error::io("open", path, &e))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                on_event(Event::Note(&format!("another process is downloading {what}; waiting for it")));
+                file.lock().map_err(|e| Error::io("lock", path, &e))?;
+            }
+            Err(TryLockError::Error(e)) => return Err(Error::io("lock", path, &e)),
+        }
+        Ok(Lock(file))
+    }
+}
+
+/// A file that is being written under a temporary name, and is gone again unless it is kept.
+pub(super) struct Partial {
+    pub file: File,
+    path: PathBuf,
+    kept: bool,
+}
+
+impl Partial {
+    /// Starts (over) the file at `path`, which is not the final name.
+    pub fn create(path: PathBuf) -> Result<Partial> {
+        let file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
+        Ok(Partial { file, path, kept: false })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives the finished file its final name.
+    pub fn keep(mut self, final_name: &Path) -> Result<()> {
+        self.file.sync_all().map_err(|e| Error::io("write", &self.path, &e))?;
+        std::fs::rename(&self.path, final_name).map_err(|e| Error::io("create", final_name, &e))?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.kept {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bundle_names_are_plain_and_distinct() {
+        assert_eq!(bundle_name("Qwen/Qwen3-0.6B", "cq4").unwrap(), "Qwen--Qwen3-0.6B-cq4");
+        assert_eq!(bundle_name("Qwen/Qwen3-0.6B@refs/pr/1", "cq4").unwrap(), "Qwen--Qwen3-0.6B@refs--pr--1-cq4");
+        let (a, b) = (bundle_name("/a/model", "cq2").unwrap(), bundle_name("/b/model", "cq2").unwrap());
+        assert!(a.starts_with("local--model-") && a.ends_with("-cq2"), "{a}");
+        assert_ne!(a, b);
+        let odd = bundle_name("/models/../my model.gguf", "cq4").unwrap();
+        assert!(odd.starts_with("local--my-model-"), "{odd}");
+        for label in ["", "../x", "a/b"] {
+            assert!(bundle_name("Qwen/Qwen3-0.6B", label).is_err());
+        }
+    }
+
+    #[test]
+    fn an_abandoned_partial_file_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (partial, done) = (folder.path().join("x.incomplete"), folder.path().join("x"));
+        drop(Partial::create(partial.clone()).unwrap());
+        assert!(!partial.exists());
+        Partial::create(partial.clone()).unwrap().keep(&done).unwrap();
+        assert!(done.exists() && !partial.exists());
+    }
+}
