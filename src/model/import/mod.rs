@@ -3,11 +3,13 @@
 //! scale conventions end in [`super::families`]; nothing past the import knows where weights came from.
 
 mod folder;
+mod folder_tokenizer;
 mod gguf;
 mod gguf_blocks;
 mod gguf_tokenizer;
 mod safetensors;
 mod sentencepiece;
+mod sentencepiece_model;
 
 pub use gguf_blocks::BlockType;
 
