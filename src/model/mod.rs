@@ -1,3 +1,11 @@
 //! What a network is: specification, import of foreign checkpoints, conversion, bundles.
 
+pub mod bundle;
+mod config;
+pub mod convert;
+pub mod decoder;
+pub mod families;
 pub mod import;
+pub mod spec;
+
+pub use bundle::Bundle;

@@ -1,0 +1,208 @@
+//! The bundle: a converted model on disk, mapped and used as it is.
+//!
+//! A folder with `cactus.json` (everything but the weights), `weights.safetensors` (mapped; every tensor
+//! 64-byte aligned) and the tokenizer files. See `docs/bundle-format.md`.
+
+use super::spec::Decoder;
+use crate::error::{Error, Result};
+use crate::graph::Weight;
+use crate::quant::Format;
+use crate::quant::codebook::Codebook;
+use crate::quant::rotate::SIGN_BITS;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// Version of the format; a reader refuses others.
+pub const FORMAT_VERSION: u32 = 1;
+pub const MANIFEST: &str = "cactus.json";
+pub const WEIGHTS: &str = "weights.safetensors";
+pub const TOKENIZER: &str = "tokenizer.json";
+pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+pub const GENERATION_CONFIG: &str = "generation_config.json";
+
+/// What `cactus.json` holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Manifest {
+    pub format_version: u32,
+    /// Version of the program that wrote the bundle.
+    pub written_by: String,
+    /// Name of the family that the checkpoint was read as; informative.
+    pub family: String,
+    pub source: Provenance,
+    pub quantiser: Quantiser,
+    pub spec: Decoder,
+    pub tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// Where the weights came from.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Hub name or file name.
+    pub name: String,
+    /// Commit on the hub.
+    pub revision: Option<String>,
+}
+
+/// How the weights were made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Quantiser {
+    /// Bits asked for: 1, 2, 3, 4, 8 or 16.
+    pub bits: u32,
+    /// Everything stored, in bits, by the number of weights.
+    pub bits_per_weight: f64,
+    /// Signs of the rotation, 128 bits, lowest channel in the lowest bit, as two hexadecimal words.
+    pub rotation_signs: [String; 2],
+    /// Integer levels by bits, for the widths that are used.
+    pub codebooks: BTreeMap<String, Vec<i8>>,
+}
+
+/// Shape and format of a tensor of `weights.safetensors`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TensorEntry {
+    pub format: Format,
+    pub rows: usize,
+    pub cols: usize,
+    /// Relative Frobenius error of the stored values.
+    pub relative_error: f64,
+}
+
+/// The rotation signs as the manifest spells them.
+pub fn rotation_signs() -> [String; 2] {
+    SIGN_BITS.map(|w| format!("{w:016x}"))
+}
+
+/// The codebook levels for `bits` as the manifest spells them.
+pub fn codebook_levels(bits: usize) -> Vec<i8> {
+    Codebook::get(bits).levels[..1 << bits].to_vec()
+}
+
+/// An opened bundle.
+#[derive(Debug)]
+pub struct Bundle {
+    pub path: PathBuf,
+    pub manifest: Manifest,
+    pub tokenizer_config: Value,
+    pub generation_config: Option<Value>,
+    pub chat_template: Option<String>,
+    weights: memmap2::Mmap,
+    places: BTreeMap<String, std::ops::Range<usize>>,
+}
+
+impl Bundle {
+    /// Whether `path` looks like a bundle.
+    pub fn is_bundle(path: &Path) -> bool {
+        path.join(MANIFEST).is_file()
+    }
+
+    /// Opens and checks a bundle; weights are mapped, not read.
+    pub fn open(path: &Path) -> Result<Self> {
+        let manifest = Self::read_manifest(path)?;
+        let manifest_path = path.join(MANIFEST);
+        manifest.spec.check().map_err(|e| e.context(manifest_path.display()))?;
+        for (bits, levels) in &manifest.quantiser.codebooks {
+            let known = bits.parse().ok().filter(|b| (1..=4).contains(b)).map(codebook_levels);
+            if known.as_ref() != Some(levels) {
+                return Err(Error::unsupported(format!(
+                    "{}: a codebook for {bits} bits that this version does not know",
+                    manifest_path.display()
+                )));
+            }
+        }
+        if manifest.quantiser.rotation_signs != rotation_signs() {
+            return Err(Error::unsupported(format!("{}: a rotation that this version does not know", manifest_path.display())));
+        }
+        let weights_path = path.join(WEIGHTS);
+        let weights = map(&weights_path)?;
+        let places =
+            places(&weights).map_err(|what| Error::bad_file(&weights_path, what).with_hint("convert the model again"))?;
+        let bundle = Bundle {
+            path: path.to_path_buf(),
+            tokenizer_config: read_json(&path.join(TOKENIZER_CONFIG))?.unwrap_or(Value::Object(Default::default())),
+            generation_config: read_json(&path.join(GENERATION_CONFIG))?,
+            chat_template: read_text(&path.join(CHAT_TEMPLATE))?,
+            manifest,
+            weights,
+            places,
+        };
+        for name in bundle.manifest.tensors.keys() {
+            bundle.weight(name)?;
+        }
+        Ok(bundle)
+    }
+
+    /// Reads only `cactus.json`.
+    pub fn read_manifest(path: &Path) -> Result<Manifest> {
+        let manifest_path = path.join(MANIFEST);
+        let value = read_json(&manifest_path)?
+            .ok_or_else(|| Error::not_found(format!("{} is no bundle: it has no {MANIFEST}", path.display())))?;
+        match value.get("format_version").and_then(Value::as_u64) {
+            Some(v) if v == u64::from(FORMAT_VERSION) => {}
+            v => {
+                let v = v.map_or("none".to_owned(), |v| v.to_string());
+                return Err(Error::unsupported(format!(
+                    "{}: bundle format version {v}, this program reads {FORMAT_VERSION}",
+                    manifest_path.display()
+                ))
+                .with_hint("convert the model again with this version"));
+            }
+        }
+        serde_json::from_value(value).map_err(|e| Error::bad_file(&manifest_path, e))
+    }
+
+    /// A tensor by name, checked against the manifest and the mapped file.
+    pub fn weight(&self, name: &str) -> Result<Weight> {
+        let weights_path = self.path.join(WEIGHTS);
+        let missing = || Error::bad_file(&weights_path, format!("tensor {name} is missing"));
+        let entry = self.manifest.tensors.get(name).ok_or_else(missing)?;
+        let range = self.places.get(name).ok_or_else(missing)?.clone();
+        let weight = Weight { name: name.to_owned(), rows: entry.rows, cols: entry.cols, format: entry.format, range };
+        weight.check(self.weights.len()).map_err(|e| e.context(weights_path.display()))?;
+        Ok(weight)
+    }
+
+    /// The mapped file that weights point into.
+    pub fn bytes(&self) -> &[u8] {
+        &self.weights
+    }
+}
+
+/// Maps a file for reading.
+#[allow(unsafe_code)]
+fn map(path: &Path) -> Result<memmap2::Mmap> {
+    let file = File::open(path).map_err(|e| Error::io("open", path, &e))?;
+    // SAFETY: bundles are published by one rename and never written in place, so the mapped bytes stay as
+    // they are; a file that someone truncates under us is outside what a program can guard against.
+    unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io("map", path, &e))
+}
+
+/// Byte ranges of the tensors in a safetensors file.
+fn places(file: &[u8]) -> Result<BTreeMap<String, std::ops::Range<usize>>, String> {
+    let (header, metadata) = safetensors::SafeTensors::read_metadata(file).map_err(|e| e.to_string())?;
+    // `header` is the length of the JSON text; eight bytes come before it.
+    let start = header + 8;
+    let end = metadata.data_len() + start;
+    if end != file.len() {
+        return Err(format!("has {} bytes where its header needs {end}", file.len()));
+    }
+    let range = |(a, b): (usize, usize)| start + a..start + b;
+    Ok(metadata.tensors().into_iter().map(|(name, info)| (name, range(info.data_offsets))).collect())
+}
+
+/// Reads a JSON file; `None` when it does not exist.
+fn read_json(path: &Path) -> Result<Option<Value>> {
+    let Some(text) = read_text(path)? else { return Ok(None) };
+    serde_json::from_str(&text).map(Some).map_err(|e| Error::bad_file(path, e))
+}
+
+fn read_text(path: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => Err(Error::bad_file(path, "is not UTF-8 text")),
+        Err(e) => Err(Error::io("read", path, &e)),
+    }
+}

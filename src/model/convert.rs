@@ -1,0 +1,406 @@
+//! From a checkpoint to a bundle: tensor by tensor, a few rows at a time, published by one rename.
+
+use super::bundle::{self, FORMAT_VERSION, Manifest, Provenance, Quantiser, TensorEntry};
+use super::families::{self, Role, TensorPlan};
+use super::import::{Checkpoint, Encoding};
+use crate::error::{Error, Kind, Result};
+use crate::quant::encode::{SquareError, encode_tile};
+use crate::quant::format::{ALIGN, TILE_ROWS};
+use crate::quant::{CqLayout, Format};
+use rayon::prelude::*;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What to convert to.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// 1, 2, 3, 4 or 8: quantised; 16: stored as it is (f32 sources as f16).
+    pub bits: u32,
+    /// The same choice for embedding table and output head; `None`: see [`head_bits`].
+    pub head_bits: Option<u32>,
+    pub source: Provenance,
+}
+
+/// Bits of embedding and head when nothing else is asked for: the head sees every error of the layers
+/// below once more, and plain rounding there costs more than it saves.
+pub fn head_bits(bits: u32) -> u32 {
+    if bits < 8 { 8 } else { bits }
+}
+
+/// What happens while converting.
+pub enum Event<'a> {
+    /// Something the user should know.
+    Warning(&'a str),
+    /// Work begins: weights to convert in all.
+    Start { weights: u64 },
+    /// So many more weights are done.
+    Advance(u64),
+}
+
+/// A line of the report.
+#[derive(Clone, Debug)]
+pub struct TensorReport {
+    pub name: String,
+    pub rows: usize,
+    pub cols: usize,
+    pub format: Format,
+    pub bytes: usize,
+    pub error: SquareError,
+    /// Columns were padded to a group width.
+    pub padded: bool,
+}
+
+/// What came out.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub family: &'static str,
+    pub tensors: Vec<TensorReport>,
+}
+
+impl TensorReport {
+    pub fn bits_per_weight(&self) -> f64 {
+        8.0 * self.bytes as f64 / (self.rows * self.cols) as f64
+    }
+}
+
+impl Report {
+    pub fn weights(&self) -> u64 {
+        self.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum()
+    }
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(|t| t.bytes as u64).sum()
+    }
+    pub fn bits_per_weight(&self) -> f64 {
+        8.0 * self.bytes() as f64 / self.weights().max(1) as f64
+    }
+    pub fn relative_error(&self) -> f64 {
+        let mut sum = SquareError::default();
+        self.tensors.iter().for_each(|t| sum += t.error);
+        sum.relative()
+    }
+}
+
+/// Converts `checkpoint` into a bundle at `target`, which must not exist or be a bundle (it is replaced).
+/// The same input gives the same bytes. Until the last moment nothing is visible under the final name.
+pub fn convert(checkpoint: &Checkpoint, target: &Path, options: &Options, on_event: &mut dyn FnMut(Event)) -> Result<Report> {
+    let plan = families::plan(checkpoint)?;
+    plan.warnings.iter().for_each(|w| on_event(Event::Warning(w)));
+    if target.exists() && !super::Bundle::is_bundle(target) {
+        return Err(Error::usage(format!("{} exists and is no bundle; it will not be overwritten", target.display())));
+    }
+    let formats: Vec<Format> = plan.tensors.iter().map(|t| format(t, checkpoint, options)).collect::<Result<_>>()?;
+    let staging = Staging::create(target)?;
+    on_event(Event::Start { weights: plan.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum() });
+
+    let path = staging.dir.join(bundle::WEIGHTS);
+    let file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
+    let mut out = Output { file: BufWriter::with_capacity(1 << 20, file), path };
+    out.write(&header(&plan.tensors, &formats)?)?;
+    let mut reports = Vec::new();
+    for (tensor, format) in plan.tensors.iter().zip(formats) {
+        let report = write_tensor(checkpoint, tensor, format, &mut out, on_event)?;
+        out.write(&vec![0; report.bytes.next_multiple_of(ALIGN) - report.bytes])?;
+        reports.push(report);
+    }
+    out.finish()?;
+    let report = Report { family: plan.family, tensors: reports };
+
+    let entry =
+        |t: &TensorReport| TensorEntry { format: t.format, rows: t.rows, cols: t.cols, relative_error: t.error.relative() };
+    let widths = report.tensors.iter().filter(|t| t.format.is_quantised() && t.format.bits() <= 4).map(|t| t.format.bits());
+    let manifest = Manifest {
+        format_version: FORMAT_VERSION,
+        written_by: format!("cactus {}", env!("CARGO_PKG_VERSION")),
+        family: plan.family.to_owned(),
+        source: options.source.clone(),
+        quantiser: Quantiser {
+            bits: options.bits,
+            bits_per_weight: report.bits_per_weight(),
+            rotation_signs: bundle::rotation_signs(),
+            codebooks: widths.map(|b| (b.to_string(), bundle::codebook_levels(b))).collect(),
+        },
+        spec: plan.spec,
+        tensors: report.tensors.iter().map(|t| (t.name.clone(), entry(t))).collect(),
+    };
+    staging.write(bundle::MANIFEST, &json(&manifest))?;
+    staging.write(bundle::TOKENIZER, &checkpoint.tokenizer.tokenizer_json)?;
+    staging.write(bundle::TOKENIZER_CONFIG, &json(&checkpoint.tokenizer.config))?;
+    if let Some(template) = &checkpoint.tokenizer.chat_template {
+        staging.write(bundle::CHAT_TEMPLATE, template)?;
+    }
+    if let Some(generation) = &checkpoint.generation {
+        staging.write(bundle::GENERATION_CONFIG, &json(generation))?;
+    }
+    staging.publish(target)?;
+    Ok(report)
+}
+
+/// Pretty JSON, with a line feed at the end.
+fn json<T: serde::Serialize>(value: &T) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
+}
+
+/// The format of a bundle tensor.
+fn format(tensor: &TensorPlan, checkpoint: &Checkpoint, options: &Options) -> Result<Format> {
+    let head = options.head_bits.unwrap_or_else(|| head_bits(options.bits));
+    let bits = match tensor.role {
+        Role::Vector => return Ok(Format::F32),
+        Role::Matrix => options.bits,
+        Role::Embedding | Role::Head => head,
+    };
+    if bits == 16 {
+        return unquantised(tensor, checkpoint);
+    }
+    Format::cq(bits).ok_or_else(|| Error::usage(format!("{bits} bits are not supported (supported: 1, 2, 3, 4, 8, 16)")))
+}
+
+/// 16-bit sources keep their format; anything else becomes f16, or bf16 when a value is too large for f16.
+fn unquantised(tensor: &TensorPlan, checkpoint: &Checkpoint) -> Result<Format> {
+    let mut encodings = Vec::new();
+    for name in &tensor.sources {
+        encodings.push(checkpoint.tensor(name)?.encoding);
+    }
+    if encodings.iter().all(|e| *e == Encoding::BF16) {
+        return Ok(Format::BF16);
+    }
+    if encodings.iter().all(|e| *e == Encoding::F16) {
+        return Ok(Format::F16);
+    }
+    for name in &tensor.sources {
+        let source = checkpoint.tensor(name)?;
+        let blocks = (0..source.rows()).collect::<Vec<_>>();
+        let fits = blocks.par_chunks(TILE_ROWS).map(|rows| -> Result<bool> {
+            let mut values = vec![0.0; rows.len() * source.width()];
+            source.read_rows(rows[0]..rows[0] + rows.len(), &mut values)?;
+            Ok(values.iter().all(|v| v.abs() <= half::f16::MAX.to_f32()))
+        });
+        if !fits.collect::<Result<Vec<bool>>>()?.into_iter().all(|fits| fits) {
+            return Ok(Format::BF16);
+        }
+    }
+    Ok(Format::F16)
+}
+
+/// The safetensors header. Tensors must follow one another without gaps, so the bytes that align the next
+/// one are a tensor of their own, `pad.N`.
+fn header(tensors: &[TensorPlan], formats: &[Format]) -> Result<Vec<u8>> {
+    let mut map = serde_json::Map::new();
+    let mut offset = 0usize;
+    for (i, (tensor, format)) in tensors.iter().zip(formats).enumerate() {
+        let bytes = format
+            .bytes(tensor.rows, tensor.cols)
+            .ok_or_else(|| Error::unsupported(format!("tensor {} is too large", tensor.name)))?;
+        let (dtype, shape) = match format {
+            Format::F32 => ("F32", vec![tensor.rows, tensor.cols]),
+            Format::F16 => ("F16", vec![tensor.rows, tensor.cols]),
+            Format::BF16 => ("BF16", vec![tensor.rows, tensor.cols]),
+            _ => ("U8", vec![bytes]),
+        };
+        let mut put = |name: String, dtype: &str, shape: Vec<usize>, bytes: usize| {
+            map.insert(name, serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes] }));
+            offset += bytes;
+        };
+        put(tensor.name.clone(), dtype, shape, bytes);
+        let pad = bytes.next_multiple_of(ALIGN) - bytes;
+        if pad > 0 {
+            put(format!("pad.{i}"), "U8", vec![pad], pad);
+        }
+    }
+    let mut text = serde_json::Value::Object(map).to_string().into_bytes();
+    text.resize((text.len() + 8).next_multiple_of(ALIGN) - 8, b' ');
+    let mut header = (text.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut text);
+    Ok(header)
+}
+
+/// Reads rows of the stacked source tensors of a bundle tensor.
+fn read_rows(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
+    let vector = tensor.role == Role::Vector;
+    // A vector is one row here, but its sources are stacked element by element.
+    let (rows, width) = if vector { (0..tensor.cols, 1) } else { (rows, tensor.cols) };
+    let mut first = 0;
+    for name in &tensor.sources {
+        let source = checkpoint.tensor(name)?;
+        let count = source.shape[0];
+        let (start, end) = (rows.start.max(first), rows.end.min(first + count));
+        if start < end {
+            let part = &mut out[(start - rows.start) * width..(end - rows.start) * width];
+            let wanted = if vector { 0..1 } else { start - first..end - first };
+            source.read_rows(wanted, part).map_err(|e| e.context(format!("tensor {name}")))?;
+        }
+        first += count;
+    }
+    if let Some(bad) = out.iter().find(|v| !v.is_finite()) {
+        return Err(Error::new(Kind::BadFile, format!("tensor {} holds the value {bad}", tensor.sources.join(" + "))));
+    }
+    out.iter_mut().for_each(|v| *v += tensor.offset);
+    Ok(())
+}
+
+fn write_tensor(
+    checkpoint: &Checkpoint,
+    tensor: &TensorPlan,
+    format: Format,
+    out: &mut Output,
+    on_event: &mut dyn FnMut(Event),
+) -> Result<TensorReport> {
+    let layout = CqLayout::new(format, tensor.rows, tensor.cols);
+    let tiles = tensor.rows.div_ceil(TILE_ROWS);
+    let mut report = TensorReport {
+        name: tensor.name.clone(),
+        rows: tensor.rows,
+        cols: tensor.cols,
+        format,
+        bytes: 0,
+        error: SquareError::default(),
+        padded: layout.is_some_and(|l| l.padded_cols() != l.cols),
+    };
+    // Enough tiles at a time to keep all cores busy, few enough to stay small.
+    let batch = (4 * rayon::current_num_threads()).min((64 << 20) / (TILE_ROWS * tensor.cols * 4)).max(1);
+    for start in (0..tiles).step_by(batch) {
+        let one = |tile: usize| -> Result<(Vec<u8>, SquareError)> {
+            let rows = tile * TILE_ROWS..((tile + 1) * TILE_ROWS).min(tensor.rows);
+            let mut values = vec![0.0f32; rows.len() * tensor.cols];
+            read_rows(checkpoint, tensor, rows, &mut values)?;
+            Ok(match &layout {
+                Some(layout) => {
+                    let mut bytes = vec![0; layout.tile_bytes()];
+                    let error = encode_tile(layout, &values, &mut bytes);
+                    (bytes, error)
+                }
+                None => plain(format, &values),
+            })
+        };
+        let done: Vec<(Vec<u8>, SquareError)> =
+            (start..tiles.min(start + batch)).into_par_iter().map(one).collect::<Result<_>>()?;
+        for (tile, (bytes, error)) in done.into_iter().enumerate() {
+            out.write(&bytes)?;
+            report.bytes += bytes.len();
+            report.error += error;
+            let rows = TILE_ROWS.min(tensor.rows - (start + tile) * TILE_ROWS);
+            on_event(Event::Advance((rows * tensor.cols) as u64));
+        }
+    }
+    Ok(report)
+}
+
+/// Unquantised values as bytes.
+fn plain(format: Format, values: &[f32]) -> (Vec<u8>, SquareError) {
+    let mut bytes = Vec::with_capacity(values.len() * format.bits() / 8);
+    let mut error = SquareError::default();
+    for v in values {
+        let stored = match format {
+            Format::F16 => {
+                let h = half::f16::from_f32(*v);
+                bytes.extend(h.to_bits().to_le_bytes());
+                h.to_f32()
+            }
+            Format::BF16 => {
+                let h = half::bf16::from_f32(*v);
+                bytes.extend(h.to_bits().to_le_bytes());
+                h.to_f32()
+            }
+            _ => {
+                bytes.extend(v.to_le_bytes());
+                *v
+            }
+        };
+        error += SquareError { signal: f64::from(*v).powi(2), noise: f64::from(v - stored).powi(2) };
+    }
+    (bytes, error)
+}
+
+/// The weights file being written.
+struct Output {
+    file: BufWriter<File>,
+    path: PathBuf,
+}
+
+impl Output {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|e| Error::io("write", &self.path, &e))
+    }
+
+    fn finish(self) -> Result<()> {
+        let failed = |e: std::io::Error| Error::io("write", &self.path, &e);
+        let file = self.file.into_inner().map_err(|e| failed(e.into_error()))?;
+        file.sync_all().map_err(|e| Error::io("write", &self.path, &e))
+    }
+}
+
+/// A folder beside the target, removed again unless it is published.
+struct Staging {
+    dir: PathBuf,
+    /// Locked while this process lives, so that others can tell a leftover from work in progress.
+    _lock: File,
+}
+
+const LOCK: &str = ".lock";
+
+impl Staging {
+    fn create(target: &Path) -> Result<Self> {
+        let name = target.file_name().and_then(|n| n.to_str()).filter(|n| !n.is_empty());
+        let name = name.ok_or_else(|| Error::usage(format!("{} is no name for a bundle", target.display())))?;
+        let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, &e))?;
+        let prefix = format!(".{name}.partial-");
+        remove_leftovers(parent, &prefix);
+        let dir = parent.join(format!("{prefix}{}", std::process::id()));
+        fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, &e))?;
+        let path = dir.join(LOCK);
+        let lock = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
+        lock.try_lock().map_err(|e| Error::new(Kind::Io, format!("cannot lock {}: {e}", path.display())))?;
+        Ok(Staging { dir, _lock: lock })
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        fs::write(&path, text).map_err(|e| Error::io("write", &path, &e))
+    }
+
+    /// Gives the folder its final name; an older bundle there is moved away first and then removed.
+    fn publish(self, target: &Path) -> Result<()> {
+        let failed = |e: std::io::Error| Error::io("publish", target, &e);
+        let _ = fs::remove_file(self.dir.join(LOCK));
+        let old = self.dir.with_extension("old");
+        let replaced = target.exists();
+        if replaced {
+            fs::rename(target, &old).map_err(failed)?;
+        }
+        let done = fs::rename(&self.dir, target).map_err(failed);
+        if replaced {
+            if done.is_err() {
+                let _ = fs::rename(&old, target);
+            } else {
+                let _ = fs::remove_dir_all(&old);
+            }
+        }
+        done
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // After `publish` there is nothing left under this name.
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Removes what killed conversions to the same target left behind.
+fn remove_leftovers(parent: &Path, prefix: &str) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    for entry in entries.flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(prefix) {
+            continue;
+        }
+        let abandoned = match File::open(entry.path().join(LOCK)) {
+            Ok(lock) => lock.try_lock().is_ok(),
+            Err(_) => false,
+        };
+        if abandoned {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
