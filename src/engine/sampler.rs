@@ -191,27 +191,30 @@ struct Survey {
 
 /// Makes NaN impossible and infinity finite, and measures; `None` if no token is possible.
 fn survey(logits: &mut [f32]) -> Option<Survey> {
-    let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
     for logit in logits.iter_mut() {
+        let number = if logit.is_nan() { f32::NEG_INFINITY } else { *logit };
         // Adding 0 makes -0 equal to 0 in every order.
-        let value = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) + 0.0 };
-        *logit = value;
-        if value > second {
-            second = value.min(best);
-            best = value.max(best);
-        }
+        *logit = if number < f32::MAX { number + 0.0 } else { f32::MAX };
     }
+    let best = largest(logits);
     if best == f32::NEG_INFINITY {
         return None;
     }
-    let mut total = 0.0;
-    for chunk in logits.chunks(CHUNK) {
-        let mut lanes = [0f32; 8];
-        for (i, &logit) in chunk.iter().enumerate() {
-            lanes[i % 8] += exp_of_negative(logit - best);
-        }
-        total += lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>();
-    }
+    let at = argmax(logits) as usize;
+    let second = largest(&logits[..at]).max(largest(&logits[at + 1..]));
+    let total: f64 = logits
+        .chunks(CHUNK)
+        .map(|chunk| {
+            let (eights, rest) = chunk.as_chunks::<8>();
+            let mut lanes = [0f32; 8];
+            for eight in eights {
+                for (lane, &logit) in lanes.iter_mut().zip(eight) {
+                    *lane += exp_of_negative(logit - best);
+                }
+            }
+            lanes.into_iter().chain(rest.iter().map(|&logit| exp_of_negative(logit - best))).map(f64::from).sum::<f64>()
+        })
+        .sum();
     Some(Survey { best, second, log_sum: f64::from(best) + total.ln() })
 }
 
@@ -238,14 +241,23 @@ fn walk(weighted: impl Iterator<Item = (f32, u32)>, mut point: f64) -> Option<u3
     last
 }
 
-fn argmax(logits: &[f32]) -> u32 {
-    let mut best = (f32::NEG_INFINITY, 0);
-    for (&logit, id) in logits.iter().zip(0..) {
-        if logit > best.0 {
-            best = (logit, id);
+/// The largest of `logits`, which hold no NaN; in lanes, so that it becomes vector code.
+fn largest(logits: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    let (eights, rest) = logits.as_chunks::<8>();
+    let mut lanes = [f32::NEG_INFINITY; 8];
+    for eight in eights {
+        for (lane, &logit) in lanes.iter_mut().zip(eight) {
+            *lane = larger(*lane, logit);
         }
     }
-    best.1
+    lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, larger)
+}
+
+/// The lowest id with the largest logit; 0 if there are none.
+fn argmax(logits: &[f32]) -> u32 {
+    let best = largest(logits);
+    (0..).zip(logits).find(|&(_, &logit)| logit == best).map_or(0, |(id, _)| id)
 }
 
 /// Fills `kept` with the `count` best logits, best first, the lower id first among equals. One pass over
@@ -276,7 +288,7 @@ fn select_best(kept: &mut Vec<(f32, u32)>, logits: &[f32], count: usize) {
 fn exp_of_negative(x: f32) -> f32 {
     // Adding and taking away 1.5 * 2^23 rounds to a whole number.
     const ROUND: f32 = 12_582_912.0;
-    let clamped = x.max(-87.0);
+    let clamped = if x > -87.0 { x } else { -87.0 };
     let n = clamped * std::f32::consts::LOG2_E + ROUND;
     let whole = n - ROUND;
     // ln 2 in two parts, so that whole * ln 2 is exact enough.

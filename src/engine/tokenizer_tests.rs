@@ -1,4 +1,5 @@
 use super::super::chat::{ChatTemplate, Message, RenderOptions, Role};
+use super::super::stream::TextStream;
 use super::*;
 use serde_json::json;
 
@@ -254,6 +255,9 @@ fn published_tokenizers() {
     let tokenizer =
         Tokenizer::open(Path::new(&format!("{folder}/tokenizer.json")), &config, Some(&read("generation_config.json"))).unwrap();
     println!("open {:?}", start.elapsed());
+    let start = std::time::Instant::now();
+    Guarded::new(&tokenizer.inner).unwrap();
+    println!("of which guarded {:?}", start.elapsed());
     println!("bos {:?} wanted {}, eos {:?}", tokenizer.bos(), tokenizer.wants_bos(), tokenizer.eos_ids());
     check_guarded_path(&tokenizer, TEXTS);
     let template = config["chat_template"].as_str();
@@ -266,6 +270,10 @@ fn published_tokenizers() {
         TEXTS.iter().chain(["  two spaces", " one", "a\u{fffd}b", "\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467} ᚠᛇ ഹ"].iter())
     {
         let ids = tokenizer.encode(text, false).unwrap();
-        assert_eq!(tokenizer.decode(&ids), tokenizer.inner.decode(&ids, true).unwrap(), "{text:?}");
+        let decoded = tokenizer.inner.decode(&ids, true).unwrap();
+        assert_eq!(tokenizer.decode(&ids), decoded, "{text:?}");
+        let mut stream = TextStream::new(&tokenizer, vec!["no such text".to_string()]);
+        let pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).text).collect();
+        assert_eq!(pieces.concat() + &stream.finish(), decoded, "{text:?}");
     }
 }
