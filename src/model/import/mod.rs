@@ -5,6 +5,10 @@
 mod folder;
 mod gguf;
 mod gguf_blocks;
+mod gguf_config;
+mod gguf_header;
+#[cfg(test)]
+mod gguf_tests;
 mod gguf_tokenizer;
 mod safetensors;
 mod sentencepiece;
