@@ -39,12 +39,19 @@ const FAMILIES: [Family; 7] = [
     Family { name: "phi3", class: "Phi3ForCausalLM", model_type: "phi3", interleaved: false },
 ];
 
+/// Far above any real model; bounds the per-layer lists of the config.
+const MAX_LAYERS: usize = 1024;
+
 /// Opens a `.gguf` file; any part of a split set opens the whole set.
 pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     let parts = open_parts(path)?;
     let first = &parts[0];
     let family = family(first)?;
     let layers = first.need_size(&format!("{}.block_count", family.name))?;
+    if layers > MAX_LAYERS {
+        let what = format!("says it has {layers} layers; at most {MAX_LAYERS} are allowed");
+        return Err(Error::bad_file(&first.file.path, what));
+    }
 
     let mut tensors = BTreeMap::new();
     let mut factors = RopeFactors::default();
@@ -69,9 +76,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     }
     let config = gguf_config::config(first, family, &factors, &tensors)?;
     if family.interleaved {
-        for (suffix, heads) in
-            [(".q_proj.weight", "num_attention_heads"), (".k_proj.weight", "num_key_value_heads")]
-        {
+        for (suffix, heads) in [(".q_proj.weight", "num_attention_heads"), (".k_proj.weight", "num_key_value_heads")] {
             let heads = config[heads].as_u64().unwrap_or(0) as usize;
             for (name, tensor) in tensors.iter_mut().filter(|(name, _)| name.ends_with(suffix)) {
                 if heads == 0 || tensor.shape.len() != 2 || tensor.shape[0] % (2 * heads) != 0 {
@@ -81,6 +86,12 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
                 tensor.order = RowOrder::RopePairs { heads };
             }
         }
+    }
+    let tokens = first.texts("tokenizer.ggml.tokens")?.map_or(0, <[String]>::len);
+    let rows = config["vocab_size"].as_u64().unwrap_or(0);
+    if tokens as u64 > rows {
+        let what = format!("has {tokens} tokens, but token_embd.weight has {rows} rows");
+        return Err(Error::bad_file(&first.file.path, what));
     }
     let tokenizer = gguf_tokenizer::tokenizer(first, family)?;
     let generation = gguf_tokenizer::generation(first)?;

@@ -94,7 +94,7 @@ impl BlockType {
 
     /// Decodes whole blocks; `bytes` and `out` hold the same number of them.
     pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) {
-        assert!(bytes.len() % self.bytes() == 0 && out.len() % self.elements() == 0);
+        assert!(bytes.len().is_multiple_of(self.bytes()) && out.len().is_multiple_of(self.elements()));
         assert!(bytes.len() / self.bytes() == out.len() / self.elements());
         let decode = match self {
             Q4_0 => q4_0,

@@ -43,8 +43,7 @@ impl Keys<'_> {
 }
 
 /// Keys that change the arithmetic of a layer in models of other families.
-const FOREIGN_SCALES: [&str; 5] =
-    ["attention.scale", "attention.clamp_kqv", "logit_scale", "residual_scale", "embedding_scale"];
+const FOREIGN_SCALES: [&str; 5] = ["attention.scale", "attention.clamp_kqv", "logit_scale", "residual_scale", "embedding_scale"];
 
 pub(super) fn config(
     header: &Header,
@@ -139,7 +138,7 @@ fn family_keys(k: &Keys, c: &mut Map<String, Value>, s: Shape) -> Result<()> {
     };
     // Where each layer looks: every `period`-th layer at everything, the others at the window.
     let layer_types = |period: Option<usize>| {
-        let full = |i: usize| period.is_none_or(|p| (i + 1) % p == 0);
+        let full = |i: usize| period.is_none_or(|p| (i + 1).is_multiple_of(p));
         (0..s.layers).map(|i| if full(i) { "full_attention" } else { "sliding_attention" }).collect::<Vec<_>>()
     };
     match k.family {
@@ -234,9 +233,8 @@ fn rope_scaling(k: &Keys, factors: &RopeFactors, rotary: usize) -> Result<Value>
         if kind.is_some_and(|t| t != "longrope" && t != "none") {
             return Err(k.unsupported(format!("rotary scaling {} with long and short factors", kind.unwrap_or(""))));
         }
-        let original = original.ok_or_else(|| {
-            k.bad(format!("metadata key {}.rope.scaling.original_context_length is missing", k.family))
-        })?;
+        let original = original
+            .ok_or_else(|| k.bad(format!("metadata key {}.rope.scaling.original_context_length is missing", k.family)))?;
         let mut scaling = json!({
             "rope_type": "longrope", "long_factor": long, "short_factor": short,
             "original_max_position_embeddings": original,
@@ -265,11 +263,9 @@ fn rope_scaling(k: &Keys, factors: &RopeFactors, rotary: usize) -> Result<Value>
                     return Err(k.unsupported(format!("{}.rope.scaling.{key} is not supported", k.family)));
                 }
             }
-            let original = original.ok_or_else(|| {
-                k.bad(format!("metadata key {}.rope.scaling.original_context_length is missing", k.family))
-            })?;
-            let mut scaling =
-                json!({ "rope_type": "yarn", "factor": f, "original_max_position_embeddings": original });
+            let original = original
+                .ok_or_else(|| k.bad(format!("metadata key {}.rope.scaling.original_context_length is missing", k.family)))?;
+            let mut scaling = json!({ "rope_type": "yarn", "factor": f, "original_max_position_embeddings": original });
             for key in ["beta_fast", "beta_slow"] {
                 if let Some(v) = k.number(&format!("rope.scaling.yarn_{key}"))? {
                     scaling[key] = json!(v);

@@ -83,18 +83,8 @@ const PRE_TOKENIZERS: [PreTokenizer; 8] = [
         ..PLAIN
     },
     PreTokenizer { names: &["smaug-bpe", "dbrx"], patterns: &[word_pattern!(r"\p{N}{1,3}")], ..PLAIN },
-    PreTokenizer {
-        names: &["gpt-4o"],
-        patterns: &[case_pattern!(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}")],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["tekken"],
-        patterns: &[case_pattern!("", r"\p{N}")],
-        ignore_merges: true,
-        add_bos: true,
-        ..PLAIN
-    },
+    PreTokenizer { names: &["gpt-4o"], patterns: &[case_pattern!(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}")], ..PLAIN },
+    PreTokenizer { names: &["tekken"], patterns: &[case_pattern!("", r"\p{N}")], ignore_merges: true, add_bos: true, ..PLAIN },
     // What llama.cpp does with files that name no scheme of their own.
     PreTokenizer {
         names: &["default"],
@@ -196,12 +186,16 @@ pub(super) fn generation(header: &Header) -> Result<Value> {
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
         ends.extend(v.named(key)?.map(|(id, _)| id));
     }
-    let control = |&(_, (text, ty)): &(usize, (&String, &i64))| {
-        matches!(*ty, CONTROL | USER) && END_TOKENS.contains(&text.as_str())
-    };
+    let control =
+        |&(_, (text, ty)): &(usize, (&String, &i64))| matches!(*ty, CONTROL | USER) && END_TOKENS.contains(&text.as_str());
     ends.extend(v.tokens.iter().zip(v.types).enumerate().filter(control).map(|(id, _)| id));
     let mut seen = Vec::new();
-    ends.retain(|id| !seen.contains(id) && { seen.push(*id); true });
+    ends.retain(|id| {
+        !seen.contains(id) && {
+            seen.push(*id);
+            true
+        }
+    });
     let mut out = json!({ "eos_token_id": ends });
     for (name, key) in [("bos_token_id", "bos_token_id"), ("pad_token_id", "padding_token_id")] {
         if let Some((id, _)) = v.named(key)? {
@@ -336,8 +330,10 @@ fn byte_level_json(v: &Vocabulary, pre: &PreTokenizer, post_processor: Value) ->
         merges.push(pair.ok_or_else(|| v.bad(format!("merge {line:?} does not join two tokens into a third")))?);
     }
 
-    let level = |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
-    let split = |pattern: &&str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+    let level =
+        |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
+    let split =
+        |pattern: &&str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
     let steps: Vec<Value> = pre.patterns.iter().map(split).chain([level(pre.gpt2)]).collect();
     TokenizerJson {
         version: "1.0",
@@ -386,9 +382,8 @@ fn sentencepiece_json(v: &Vocabulary, family: &Family, post_processor: Value) ->
     let ids = by_text((0..v.tokens.len()).map(|id| (piece(id), id)));
 
     // The Phi-3 release strips the space behind its chat marks.
-    let strips = |id: usize, text: &str| {
-        family.name == "phi3" && v.types[id] != UNKNOWN && text != "<s>" && text != "<|endoftext|>"
-    };
+    let strips =
+        |id: usize, text: &str| family.name == "phi3" && v.types[id] != UNKNOWN && text != "<s>" && text != "<|endoftext|>";
     let gemma_marks = ["<start_of_turn>", "<end_of_turn>", "[multimodal]"];
     let added_tokens = (0..v.tokens.len())
         .filter(|&id| matches!(v.types[id], UNKNOWN | CONTROL | USER))
