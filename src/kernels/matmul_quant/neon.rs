@@ -11,24 +11,33 @@ pub struct Bytes<const DOT: bool>([uint8x16_t; 4]);
 impl<const DOT: bool> Bytes<DOT> {
     #[inline(always)]
     fn map(self, f: impl Fn(uint8x16_t) -> uint8x16_t) -> Self {
-        Bytes(self.0.map(f))
+        let [a, b, c, d] = self.0;
+        Bytes([f(a), f(b), f(c), f(d)])
     }
 }
 
+/// The meaning of `vdotq_s32`, which is not stable in Rust yet. A function of its own, because the assembler
+/// accepts the instruction only where the feature is enabled; callers that have it inline this.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn sdot(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    unsafe {
+        std::arch::asm!("sdot {a:v}.4s, {w:v}.16b, {x:v}.16b", a = inout(vreg) acc, w = in(vreg) w, x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    acc
+}
+
+/// `acc` plus sums of four products of `w` (2 rows by 8 columns) with `x`, which holds its 8 values twice.
 #[inline(always)]
-unsafe fn multiply<const DOT: bool>(acc: int32x4_t, w: int8x16_t, x: int8x8_t) -> int32x4_t {
+unsafe fn multiply<const DOT: bool>(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     unsafe {
         if DOT {
-            // The intrinsic is not stable yet; the instruction has the meaning of `vdotq_s32`.
-            let (mut acc, x) = (acc, vcombine_s8(x, x));
-            std::arch::asm!("sdot {a:v}.4s, {w:v}.16b, {x:v}.16b", a = inout(vreg) acc, w = in(vreg) w, x = in(vreg) x,
-                options(pure, nomem, nostack, preserves_flags));
-            acc
+            sdot(acc, w, x)
         } else {
-            // Pair sums of 16-bit products per half row: 2 * 127 * 127 fits.
-            let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), x));
-            let high = vpaddlq_s16(vmull_s8(vget_high_s8(w), x));
-            vaddq_s32(acc, vpaddq_s32(low, high))
+            // Sums of two products are taken in 16 bits: 2 * 127 * 127 fits.
+            let (low, high) = (vmull_s8(vget_low_s8(w), vget_low_s8(x)), vmull_high_s8(w, x));
+            vpadalq_s16(acc, vpaddq_s16(low, high))
         }
     }
 }
@@ -76,8 +85,15 @@ impl<const DOT: bool> Bytes64 for Bytes<DOT> {
     }
     #[inline(always)]
     unsafe fn dot(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc {
-        let x = unsafe { vld1_s8(x) };
-        std::array::from_fn(|i| unsafe { multiply::<DOT>(acc[i], vreinterpretq_s8_u8(weights.0[i]), x) })
+        unsafe {
+            let x = vcombine_s8(vld1_s8(x), vld1_s8(x));
+            let [mut a, mut b, mut c, mut d] = acc;
+            a = multiply::<DOT>(a, vreinterpretq_s8_u8(weights.0[0]), x);
+            b = multiply::<DOT>(b, vreinterpretq_s8_u8(weights.0[1]), x);
+            c = multiply::<DOT>(c, vreinterpretq_s8_u8(weights.0[2]), x);
+            d = multiply::<DOT>(d, vreinterpretq_s8_u8(weights.0[3]), x);
+            [a, b, c, d]
+        }
     }
     #[inline(always)]
     unsafe fn dot_int8(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc {
