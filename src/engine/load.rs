@@ -81,7 +81,7 @@ impl Engine {
         for ids in ids.chunks(plan.max_tokens()) {
             plan.execute(crate::graph::Run {
                 weights: self.bundle.bytes(),
-                ids,
+                feed: crate::graph::Feed::Ids(ids),
                 state: &mut state,
                 buffers: &mut buffers,
                 pool: &self.pool,

@@ -2,7 +2,7 @@
 
 use super::load::Engine;
 use crate::error::{Error, Kind, Result};
-use crate::graph::{Buffers, Plan, Profile, Run, State};
+use crate::graph::{Buffers, Feed, Plan, Profile, Run, State};
 
 /// A sequence being continued.
 pub struct Session<'e> {
@@ -96,7 +96,7 @@ impl<'e> Session<'e> {
             if one { (&engine.decode, &mut self.decode) } else { (&engine.prefill, &mut self.prefill) };
         plan.execute(Run {
             weights: engine.bundle.bytes(),
-            ids,
+            feed: Feed::Ids(ids),
             state: &mut self.state,
             buffers,
             pool: &engine.pool,

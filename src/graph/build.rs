@@ -91,6 +91,11 @@ impl Graph {
         Ok(self.push(Op::Embed { table }, &[], Rows::Tokens, cols))
     }
 
+    /// Rows of `cols` values that every run gets as [`Feed::Rows`](super::Feed::Rows).
+    pub fn rows_input(&mut self, cols: usize) -> NodeId {
+        self.push(Op::Rows, &[], Rows::Tokens, cols)
+    }
+
     pub fn rms_norm(&mut self, x: NodeId, weight: WeightId, eps: f32) -> Result<NodeId> {
         self.vector(weight, self.cols(x))?;
         Ok(self.push(Op::RmsNorm { weight, eps }, &[x], self.rows(x), self.cols(x)))

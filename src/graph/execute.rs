@@ -9,12 +9,30 @@ use crate::kernels::rotate::Rotated;
 use crate::kernels::threads::Pool;
 use std::ops::Range;
 
+/// What a run starts from.
+#[derive(Clone, Copy)]
+pub enum Feed<'a> {
+    /// Token ids, each below the rows of the embedding table.
+    Ids(&'a [u32]),
+    /// `[tokens, cols]` for a graph that begins with [`Graph::rows_input`](super::Graph::rows_input).
+    Rows { rows: &'a [f32], tokens: usize },
+}
+
+impl Feed<'_> {
+    pub fn tokens(&self) -> usize {
+        match self {
+            Feed::Ids(ids) => ids.len(),
+            Feed::Rows { tokens, .. } => *tokens,
+        }
+    }
+}
+
 /// Everything a run needs besides the plan.
 pub struct Run<'a> {
     /// The bytes that the graph's weights point into.
     pub weights: &'a [u8],
-    /// One to `max_tokens` ids, each below the rows of the embedding table; they follow the filled positions of `state`.
-    pub ids: &'a [u32],
+    /// One to `max_tokens` tokens; they follow the filled positions of `state`.
+    pub feed: Feed<'a>,
     pub state: &'a mut State,
     pub buffers: &'a mut Buffers,
     pub pool: &'a Pool,
@@ -28,7 +46,7 @@ impl Plan {
     /// # Panics
     /// When the ids are too many for the plan or the state, or the pool has more threads than were planned.
     pub fn execute(&self, mut run: Run) {
-        let tokens = run.ids.len();
+        let tokens = run.feed.tokens();
         assert!((1..=self.max_tokens()).contains(&tokens), "{tokens} tokens in a plan for {}", self.max_tokens());
         assert!(run.pool.threads() <= self.threads());
         assert!(self.graph.caches.is_empty() || run.state.len() + tokens <= run.state.capacity());
@@ -53,7 +71,7 @@ impl Plan {
 
     fn step(&self, step: &super::plan::Step, run: &mut Run) {
         let (weights, pool, kernels) = (run.weights, run.pool, &self.kernels);
-        let tokens = run.ids.len();
+        let tokens = run.feed.tokens();
         let weight = |id: super::WeightId| &self.graph.weights[id.0];
         let (arena, scratch) = run.buffers.parts();
         if step.copy_first {
@@ -65,9 +83,14 @@ impl Plan {
         match &step.op {
             Op::Embed { table } => {
                 let table = weight(*table);
-                for (id, out) in run.ids.iter().zip(out.chunks_exact_mut(cols)) {
+                let Feed::Ids(ids) = run.feed else { panic!("this graph starts from token ids") };
+                for (id, out) in ids.iter().zip(out.chunks_exact_mut(cols)) {
                     table.row(weights, *id as usize, out);
                 }
+            }
+            Op::Rows => {
+                let Feed::Rows { rows, .. } = run.feed else { panic!("this graph starts from rows") };
+                out.copy_from_slice(rows);
             }
             Op::RmsNorm { weight: w, eps } => kernels.norm.rows(pool, input(0), weight(*w).f32(weights), *eps, out),
             Op::HeadNorm { weight: w, eps, start, heads } => {

@@ -5,7 +5,7 @@
 //! nothing and cannot fail.
 //!
 //! ```
-//! use cactus::graph::{Graph, Memory, Plan, Run};
+//! use cactus::graph::{Feed, Graph, Memory, Plan, Run};
 //! use cactus::kernels::{Level, Pool};
 //!
 //! // y = x W^T for the embedding rows x of the ids [1, 0].
@@ -20,7 +20,7 @@
 //! let pool = Pool::new(1);
 //! let plan = Plan::new(&graph, Level::best(None), 16, pool.threads())?;
 //! let (mut buffers, mut state) = (plan.buffers(), graph.state(0));
-//! plan.execute(Run { weights: memory.bytes(), ids: &[1, 0], state: &mut state, buffers: &mut buffers, pool: &pool, profile: None });
+//! plan.execute(Run { weights: memory.bytes(), feed: Feed::Ids(&[1, 0]), state: &mut state, buffers: &mut buffers, pool: &pool, profile: None });
 //! assert_eq!(plan.output(&buffers, 0), [7.0, 4.0, 6.0, 3.0, 2.0, 2.0]);
 //! # Ok::<(), cactus::error::Error>(())
 //! ```
@@ -35,7 +35,7 @@ mod state;
 mod tensor;
 
 pub use build::Graph;
-pub use execute::Run;
+pub use execute::{Feed, Run};
 pub use op::{NodeId, Op, RopeTable, WeightId};
 pub use plan::{Buffers, Plan};
 pub use profile::Profile;

@@ -27,6 +27,8 @@ pub enum Op {
     Embed {
         table: WeightId,
     },
+    /// Rows that the caller gives instead of token ids.
+    Rows,
     /// Root-mean-square norm of every row.
     RmsNorm {
         weight: WeightId,
@@ -82,6 +84,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "embed",
+            Op::Rows => "rows",
             Op::RmsNorm { .. } => "rms_norm",
             Op::HeadNorm { .. } => "head_norm",
             Op::Rotate => "rotate",

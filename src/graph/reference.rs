@@ -1,27 +1,34 @@
 //! The slow truth: the same graph in plain f64 loops, without plan, arena, cache or rounded activations.
 
 use super::build::{Graph, Rows};
+use super::execute::Feed;
 use super::op::Op;
 use crate::kernels::attention::AttentionShape;
 use crate::kernels::elementwise::Act;
 
 /// Runs `graph` over a whole sequence from position 0 and returns every output, row after row.
-pub fn run(graph: &Graph, weights: &[u8], ids: &[u32]) -> Vec<Vec<f64>> {
+pub fn run(graph: &Graph, weights: &[u8], feed: Feed) -> Vec<Vec<f64>> {
+    let tokens = feed.tokens();
     let mut values: Vec<Vec<f64>> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
         let cols = node.value.cols;
         let input = |i: usize| values[node.inputs[i].0].as_slice();
         let vector = |id: super::WeightId| graph.weights[id.0].f32(weights);
-        let rows = if node.value.rows == Rows::Tokens { ids.len() } else { 1 };
+        let rows = if node.value.rows == Rows::Tokens { tokens } else { 1 };
         let value: Vec<f64> = match &node.op {
             Op::Embed { table } => {
                 let mut row = vec![0.0f32; cols];
                 let mut out = Vec::new();
+                let Feed::Ids(ids) = feed else { panic!("this graph starts from token ids") };
                 for id in ids {
                     graph.weights[table.0].row(weights, *id as usize, &mut row);
                     out.extend(row.iter().map(|x| f64::from(*x)));
                 }
                 out
+            }
+            Op::Rows => {
+                let Feed::Rows { rows, .. } = feed else { panic!("this graph starts from rows") };
+                rows.iter().map(|x| f64::from(*x)).collect()
             }
             Op::RmsNorm { weight, eps } => input(0).chunks_exact(cols).flat_map(|x| rms(x, vector(*weight), *eps)).collect(),
             Op::HeadNorm { weight, eps, start, heads } => {
@@ -54,7 +61,7 @@ pub fn run(graph: &Graph, weights: &[u8], ids: &[u32]) -> Vec<Vec<f64>> {
             Op::RopeAngles { rope } => {
                 let table = &graph.ropes[*rope];
                 let scale = f64::from(table.scale);
-                (0..ids.len())
+                (0..tokens)
                     .flat_map(|t| {
                         let angle = move |f: &f32| f64::from(t as f32 * f);
                         let cos = table.frequencies.iter().map(move |f| angle(f).cos() * scale);
@@ -76,7 +83,7 @@ pub fn run(graph: &Graph, weights: &[u8], ids: &[u32]) -> Vec<Vec<f64>> {
                 }
                 out
             }
-            Op::Attention { shape, .. } => attention(shape, input(0), ids.len()),
+            Op::Attention { shape, .. } => attention(shape, input(0), tokens),
             Op::Gate { act } => {
                 input(0).chunks_exact(2 * cols).flat_map(|x| (0..cols).map(|i| activation(*act, x[i]) * x[cols + i])).collect()
             }
