@@ -12,3 +12,8 @@ pub mod hub;
 pub mod kernels;
 pub mod model;
 pub mod quant;
+
+/// The example in the README is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
