@@ -1,7 +1,16 @@
 //! From messages to text: tokenizer, chat template, sampler, session, generation.
 
 pub mod chat;
+pub mod confidence;
+pub mod generate;
+pub mod load;
 mod python_json;
+pub mod response;
 pub mod sampler;
+pub mod session;
 pub mod stream;
 pub mod tokenizer;
+
+pub use generate::{Answer, Finish, Request, generate};
+pub use load::{Engine, LoadOptions};
+pub use session::Session;

@@ -170,6 +170,11 @@ impl Plan {
         Buffers { arena, skew, scratch: vec![0; self.scratch], tokens: 0 }
     }
 
+    /// An empty state for up to `positions` positions; see [`Graph::state`].
+    pub fn state(&self, positions: usize) -> super::State {
+        self.graph.state(positions)
+    }
+
     /// Bytes of [`buffers`](Self::buffers).
     pub fn bytes(&self) -> usize {
         self.arena * size_of::<f32>() + self.scratch

@@ -6,6 +6,10 @@ mod folder;
 mod folder_tokenizer;
 mod gguf;
 mod gguf_blocks;
+mod gguf_config;
+mod gguf_header;
+#[cfg(test)]
+mod gguf_tests;
 mod gguf_tokenizer;
 mod safetensors;
 mod sentencepiece;

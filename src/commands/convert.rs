@@ -1,0 +1,88 @@
+//! `cactus convert`: a checkpoint to a bundle, with a report.
+
+use super::Outcome;
+use super::model_options::{self, DEFAULT_BITS, ModelArgs, bits_label};
+use super::terminal::{self, Terminal};
+use cactus::hub::cache;
+use cactus::model::convert::Report;
+use serde_json::json;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Folder to write (default: the cache, where `cactus run` finds it)
+    dir: Option<PathBuf>,
+    /// Bits of the embedding table and the output head (default: 8 below 8 bits, otherwise as --bits)
+    #[arg(long, value_parser = ["1", "2", "3", "4", "8", "16"])]
+    head_bits: Option<String>,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+    /// No progress, no report
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+pub fn run(args: &Args) -> Outcome {
+    let mut terminal = Terminal::new(args.quiet);
+    let bits = args.model.bits.unwrap_or(DEFAULT_BITS);
+    let found = model_options::find(args.model.name(), &mut terminal)?;
+    let target = match &args.dir {
+        Some(dir) => dir.clone(),
+        None => cache::bundle_dir(&model_options::bundle_name(&found), &bits_label(bits))?,
+    };
+    let begin = std::time::Instant::now();
+    let head_bits = args.head_bits.as_deref().and_then(|b| b.parse().ok());
+    let report = model_options::convert(&found, &target, bits, head_bits, &mut terminal)?;
+    let seconds = begin.elapsed().as_secs_f64();
+    if args.json {
+        terminal::print(&format!("{}\n", as_json(&report, &target, seconds)))
+    } else if args.quiet {
+        Ok(())
+    } else {
+        terminal::print(&as_table(&report, &target, seconds))
+    }
+}
+
+fn as_table(report: &Report, target: &Path, seconds: f64) -> String {
+    let mut text = format!("{:28} {:>16} {:>6} {:>8} {:>9}\n", "tensor", "shape", "format", "bits", "error");
+    for t in &report.tensors {
+        let shape = format!("{} x {}", t.rows, t.cols);
+        let padded = if t.padded { "  padded to whole groups" } else { "" };
+        let error = t.error.relative();
+        let _ = writeln!(
+            text,
+            "{:28} {shape:>16} {:>6} {:8.3} {error:9.5}{padded}",
+            t.name,
+            t.format.to_string(),
+            t.bits_per_weight()
+        );
+    }
+    let _ = writeln!(
+        text,
+        "total: {} weights, {:.1} MB, {:.3} bits a weight, relative error {:.5}, {seconds:.1} s\n{}",
+        report.weights(),
+        report.bytes() as f64 / 1e6,
+        report.bits_per_weight(),
+        report.relative_error(),
+        target.display()
+    );
+    text
+}
+
+fn as_json(report: &Report, target: &Path, seconds: f64) -> serde_json::Value {
+    let tensor = |t: &cactus::model::convert::TensorReport| {
+        json!({
+            "name": t.name, "rows": t.rows, "cols": t.cols, "format": t.format, "bytes": t.bytes,
+            "bits_per_weight": t.bits_per_weight(), "relative_error": t.error.relative(), "padded": t.padded,
+        })
+    };
+    json!({
+        "path": target, "family": report.family, "weights": report.weights(), "bytes": report.bytes(),
+        "bits_per_weight": report.bits_per_weight(), "relative_error": report.relative_error(), "seconds": seconds,
+        "tensors": report.tensors.iter().map(tensor).collect::<Vec<_>>(),
+    })
+}

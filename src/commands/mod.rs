@@ -1,0 +1,76 @@
+//! What is typed: one file per subcommand. Only this room prints, reads flags and sets exit codes.
+
+mod completions;
+mod convert;
+mod list;
+mod logits;
+mod model_options;
+mod repl;
+mod run;
+mod terminal;
+
+use cactus::error::Error;
+use clap::{CommandFactory, Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Run, convert and serve language models on an ordinary CPU.
+#[derive(Parser)]
+#[command(name = "cactus", version, about, max_term_width = 100, after_help = model_options::ENVIRONMENT)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answer a prompt, or chat when there is none
+    Run(run::Args),
+    /// Convert a checkpoint to a bundle of small weights
+    Convert(convert::Args),
+    /// List the converted models on this machine
+    List(list::Args),
+    /// Write the logits for given token ids, to compare with other engines
+    Logits(logits::Args),
+    /// Print a shell completion script
+    #[command(hide = true)]
+    Completions(completions::Args),
+    /// Print the manual page
+    #[command(hide = true)]
+    Man,
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Run(args) => run::run(&args),
+        Command::Convert(args) => convert::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Logits(args) => logits::run(&args),
+        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Man => completions::man(Cli::command()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Reported(code)) => ExitCode::from(code),
+        Err(Failure::Error(error)) => {
+            terminal::print_error(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// Why a command did not end well.
+enum Failure {
+    Error(Error),
+    /// Everything has been said already (a JSON error object, an interrupted answer, a closed pipe).
+    Reported(u8),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Error(error)
+    }
+}
+
+type Outcome<T = ()> = Result<T, Failure>;

@@ -1,0 +1,148 @@
+//! From what was typed where a model is expected to an opened engine: find, download, convert, load.
+
+use super::terminal::Terminal;
+use cactus::engine::{Engine, LoadOptions};
+use cactus::error::{Error, Result};
+use cactus::hub::{self, cache, catalog};
+use cactus::kernels::Level;
+use cactus::model::bundle::Provenance;
+use cactus::model::convert::{self, Options, Report};
+use cactus::model::import::Checkpoint;
+use cactus::model::{Bundle, bundle};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+pub const ENVIRONMENT: &str = "Environment:
+  CACTUS_HOME    where converted models are kept (default: the user's cache folder)
+  CACTUS_CPU     highest instruction set to use: scalar, avx2, avx512, neon, neon-dotprod
+  HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE    as for the Hugging Face tools";
+
+/// Bits of the body when nothing is asked for.
+pub const DEFAULT_BITS: u32 = 4;
+
+/// Which model, and how its weights are stored.
+#[derive(clap::Args)]
+pub struct ModelArgs {
+    /// A folder, a .gguf file, a bundle, a hub name (owner/name) or an alias; default: a small starter model
+    pub model: Option<String>,
+    /// Bits per weight: 1, 2, 3, 4, 8, or 16 for no quantisation
+    #[arg(long, value_parser = parse_bits)]
+    pub bits: Option<u32>,
+}
+
+/// How a model is run.
+#[derive(clap::Args)]
+pub struct EngineArgs {
+    /// Threads (default: the cores this process may use)
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub threads: Option<u16>,
+    /// Tokens of prompt and answer together (default: 4096, or the model's limit)
+    #[arg(long)]
+    pub context: Option<usize>,
+}
+
+fn parse_bits(text: &str) -> std::result::Result<u32, String> {
+    match text.parse() {
+        Ok(bits @ (1 | 2 | 3 | 4 | 8 | 16)) => Ok(bits),
+        _ => Err("supported: 1, 2, 3, 4, 8, 16".to_owned()),
+    }
+}
+
+impl ModelArgs {
+    /// What was typed, or the starter.
+    pub fn name(&self) -> &str {
+        self.model.as_deref().unwrap_or(catalog::STARTER.repo)
+    }
+
+    /// Finds or makes the bundle for this model.
+    pub fn bundle(&self, terminal: &mut Terminal) -> Result<PathBuf> {
+        let path = Path::new(self.name());
+        if Bundle::is_bundle(path) {
+            let stored = Bundle::read_manifest(path)?.quantiser.bits;
+            return match self.bits {
+                Some(bits) if bits != stored => {
+                    Err(Error::usage(format!("{} holds {stored}-bit weights, not {bits}-bit ones", path.display()))
+                        .with_hint("convert the original checkpoint with the bits you want"))
+                }
+                _ => Ok(path.to_path_buf()),
+            };
+        }
+        let bits = self.bits.unwrap_or(DEFAULT_BITS);
+        if !path.exists()
+            && let Some(repo) =
+                catalog::lookup(self.name()).map(|m| m.repo).or_else(|| self.name().contains('/').then_some(self.name()))
+        {
+            let converted = cache::bundle_dir(repo, &bits_label(bits))?;
+            if Bundle::is_bundle(&converted) {
+                return Ok(converted);
+            }
+        }
+        let found = find(self.name(), terminal)?;
+        let target = cache::bundle_dir(&bundle_name(&found), &bits_label(bits))?;
+        if Bundle::is_bundle(&target) && (found.source != hub::Source::Local || !newer(&found.path, &target)) {
+            return Ok(target);
+        }
+        convert(&found, &target, bits, None, terminal)?;
+        Ok(target)
+    }
+}
+
+/// `cq4`, `f16`: how bundle folders name their bits.
+pub fn bits_label(bits: u32) -> String {
+    if bits == 16 { "f16".to_owned() } else { format!("cq{bits}") }
+}
+
+/// The name a found checkpoint's bundle is kept under.
+pub fn bundle_name(found: &hub::Found) -> String {
+    found.name.clone()
+}
+
+/// Finds or downloads a checkpoint.
+pub fn find(name: &str, terminal: &mut Terminal) -> Result<hub::Found> {
+    let found = hub::find(name, &mut |event| match event {
+        hub::Event::Note(text) => terminal.note(text),
+        hub::Event::Start { what, total_bytes } => terminal.start(what, total_bytes, true),
+        hub::Event::Advance(bytes) => terminal.advance(bytes),
+        hub::Event::Finish => terminal.finish(),
+    });
+    terminal.finish();
+    found
+}
+
+/// Converts a found checkpoint.
+pub fn convert(found: &hub::Found, target: &Path, bits: u32, head_bits: Option<u32>, terminal: &mut Terminal) -> Result<Report> {
+    let checkpoint = Checkpoint::open(&found.path)?;
+    let name = match found.source {
+        // The folder's own name: the path would make bundles differ between machines.
+        hub::Source::Local => found.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
+        _ => found.name.clone(),
+    };
+    let options = Options { bits, head_bits, source: Provenance { name, revision: found.revision.clone() } };
+    let what = format!("converting to {}", bits_label(bits));
+    let report = convert::convert(&checkpoint, target, &options, &mut |event| match event {
+        convert::Event::Warning(text) => terminal.note(&format!("warning: {text}")),
+        convert::Event::Start { weights } => terminal.start(&what, Some(weights), false),
+        convert::Event::Advance(weights) => terminal.advance(weights),
+    });
+    terminal.finish();
+    report
+}
+
+/// Whether a local checkpoint was changed after its bundle was made.
+fn newer(source: &Path, target: &Path) -> bool {
+    let modified = |path: &Path| path.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let made = modified(&target.join(bundle::MANIFEST));
+    let files = std::fs::read_dir(source).into_iter().flatten().flatten().map(|e| modified(&e.path()));
+    files.chain([modified(source)]).any(|m| m > made)
+}
+
+impl EngineArgs {
+    /// Opens the bundle at `path`.
+    pub fn load(&self, path: &Path) -> Result<Engine> {
+        let ceiling = match std::env::var("CACTUS_CPU") {
+            Ok(name) if !name.is_empty() => Some(Level::parse(&name).map_err(|e| Error::usage(format!("CACTUS_CPU: {e}")))?),
+            _ => None,
+        };
+        Engine::load(path, &LoadOptions { threads: self.threads.map(usize::from), ceiling, context: self.context })
+    }
+}

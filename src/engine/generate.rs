@@ -1,0 +1,163 @@
+//! From prompt ids to an answer.
+
+use super::confidence::Confidence;
+use super::sampler::{Sampler, Sampling};
+use super::session::Session;
+use super::stream::TextStream;
+use crate::error::{Error, Kind, Result};
+use std::time::Instant;
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub sampling: Sampling,
+    /// Tokens at most; the answer also ends when the context is full.
+    pub max_tokens: usize,
+    /// Texts that end the answer; they are not part of it.
+    pub stops: Vec<String>,
+    /// Go on after end-of-text tokens (for comparisons and benchmarks).
+    pub ignore_end: bool,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it, or a stop text was met.
+    Stop,
+    /// The token limit was reached.
+    Length,
+    /// The context is full.
+    Context,
+    /// The caller asked to stop.
+    Interrupted,
+}
+
+/// An answer and how it came about.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub text: String,
+    /// The generated ids, an end-of-text token included.
+    pub ids: Vec<u32>,
+    /// Natural logarithms of their probabilities.
+    pub logprobs: Vec<f32>,
+    pub finish: Finish,
+    /// See [`super::confidence`].
+    pub confidence: Option<f64>,
+    pub prompt_tokens: usize,
+    /// Prompt tokens that were still known from before.
+    pub reused_tokens: usize,
+    /// From the call to the first token.
+    pub first_token_ms: f64,
+    pub total_ms: f64,
+}
+
+impl Answer {
+    /// Prompt tokens a second until the first token.
+    pub fn prefill_tps(&self) -> f64 {
+        per_second(self.prompt_tokens - self.reused_tokens, self.first_token_ms)
+    }
+
+    /// Generated tokens a second after the first.
+    pub fn decode_tps(&self) -> f64 {
+        per_second(self.ids.len().saturating_sub(1), self.total_ms - self.first_token_ms)
+    }
+}
+
+fn per_second(count: usize, ms: f64) -> f64 {
+    if ms > 0.0 { count as f64 * 1000.0 / ms } else { 0.0 }
+}
+
+/// Runs `prompt` in `session` and generates. `on_text` gets the answer piece by piece; `stopped` is asked
+/// before every token.
+pub fn generate(
+    session: &mut Session,
+    prompt: &[u32],
+    request: &Request,
+    on_text: &mut dyn FnMut(&str),
+    stopped: &dyn Fn() -> bool,
+) -> Result<Answer> {
+    request.sampling.validate()?;
+    let begin = Instant::now();
+    let ms = |begin: Instant| begin.elapsed().as_secs_f64() * 1e3;
+    let engine = session.engine();
+    if prompt.len() >= engine.context() {
+        return Err(Error::usage(format!(
+            "the prompt has {} tokens, the context of {} has no room for an answer",
+            prompt.len(),
+            engine.context()
+        ))
+        .with_hint(format!(
+            "shorten the prompt, or give a larger --context (this model: up to {})",
+            engine.bundle.manifest.spec.max_context
+        )));
+    }
+    let mut sampler = Sampler::new(request.sampling.clone());
+    let mut stream = TextStream::new(&engine.tokenizer, request.stops.clone());
+    let mut confidence = Confidence::default();
+    let mut recent = prompt.to_vec();
+    let mut answer = Answer {
+        text: String::new(),
+        ids: Vec::new(),
+        logprobs: Vec::new(),
+        finish: Finish::Length,
+        confidence: None,
+        prompt_tokens: prompt.len(),
+        reused_tokens: 0,
+        first_token_ms: 0.0,
+        total_ms: 0.0,
+    };
+    let fed = match session.feed(prompt, stopped) {
+        Ok(fed) => fed,
+        Err(e) if e.kind == Kind::Interrupted => {
+            answer.finish = Finish::Interrupted;
+            answer.total_ms = ms(begin);
+            return Ok(answer);
+        }
+        Err(e) => return Err(e),
+    };
+    answer.reused_tokens = fed.reused;
+    let mut logits = fed.logits;
+    while answer.ids.len() < request.max_tokens {
+        let choice = sampler.sample(logits, &recent);
+        if answer.ids.is_empty() {
+            answer.first_token_ms = ms(begin);
+        }
+        answer.ids.push(choice.id);
+        answer.logprobs.push(choice.logprob);
+        confidence.add(choice.margin);
+        recent.push(choice.id);
+        if !request.ignore_end && engine.tokenizer.eos_ids().contains(&choice.id) {
+            answer.finish = Finish::Stop;
+            break;
+        }
+        let piece = stream.push(choice.id);
+        if !piece.text.is_empty() {
+            on_text(&piece.text);
+            answer.text.push_str(&piece.text);
+        }
+        if piece.stopped {
+            answer.finish = Finish::Stop;
+            break;
+        }
+        if stopped() {
+            answer.finish = Finish::Interrupted;
+            break;
+        }
+        if answer.ids.len() == request.max_tokens {
+            break;
+        }
+        if session.ids().len() == engine.context() {
+            answer.finish = Finish::Context;
+            break;
+        }
+        logits = session.step(choice.id)?;
+    }
+    let rest = stream.finish();
+    if !rest.is_empty() {
+        on_text(&rest);
+        answer.text.push_str(&rest);
+    }
+    answer.confidence = confidence.value();
+    answer.total_ms = ms(begin);
+    Ok(answer)
+}
