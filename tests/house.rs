@@ -94,8 +94,8 @@ fn is_word(c: char) -> bool {
 fn after<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = &'a str> {
     code.match_indices(word).filter_map(move |(at, _)| {
         let rest = &code[at + word.len()..];
-        let alone = !code[..at].ends_with(is_word) && !(word.ends_with(is_word) && rest.starts_with(is_word));
-        alone.then_some(rest)
+        let goes_on = word.ends_with(is_word) && rest.starts_with(is_word);
+        (!goes_on && !code[..at].ends_with(is_word)).then_some(rest)
     })
 }
 

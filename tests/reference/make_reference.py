@@ -9,6 +9,7 @@ the CPU. A GGUF file is dequantised by the `gguf` package (which shares no code 
 same transformers model. For each prompt the file says
 
     text            for readers; `ids` are the truth
+    question        the user message that the chat template put into `text`, for chats
     ids             token ids of the prompt
     top             [id, logit] of the 20 largest logits after the prompt, largest first
     greedy          48 greedy ids; an end-of-text token does not stop them
@@ -118,19 +119,20 @@ def load(folder, gguf):
 
 
 def prompts(folder):
-    """Name and text; special tokens are written out, except those that the tokenizer adds by itself."""
+    """The prompts; special tokens are written out, except those that the tokenizer adds by itself."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if tokenizer.chat_template:
         messages = [{"role": "user", "content": QUESTION}]
-        first = ("chat", tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        first = {"prompt": "chat", "text": text, "question": QUESTION}
     else:
-        first = ("plain", CONTINUATION)
-    return [first, ("code", CODE), ("multilingual", MANY)]
+        first = {"prompt": "plain", "text": CONTINUATION}
+    return [first, {"prompt": "code", "text": CODE}, {"prompt": "multilingual", "text": MANY}]
 
 
 @torch.no_grad()
-def reference(model, tokenizer, name, text):
-    ids = tokenizer.encode(text).ids
+def reference(model, tokenizer, prompt):
+    ids = tokenizer.encode(prompt["text"]).ids
     out = model(input_ids=torch.tensor([ids]), use_cache=True)
     row = out.logits[0, -1]
     top = row.topk(TOP)
@@ -145,8 +147,7 @@ def reference(model, tokenizer, name, text):
         )
         row = out.logits[0, -1]
     return {
-        "prompt": name,
-        "text": text,
+        **prompt,
         "ids": ids,
         "top": [[int(i), round(float(v), 4)] for v, i in zip(top.values, top.indices)],
         **steps,
@@ -166,7 +167,7 @@ def main():
 
     model = load(args.folder, args.gguf)
     tokenizer = Tokenizer.from_file(str(args.folder / "tokenizer.json"))
-    cases = [reference(model, tokenizer, *prompt) for prompt in prompts(args.folder)]
+    cases = [reference(model, tokenizer, prompt) for prompt in prompts(args.folder)]
     head = {
         "model": args.name,
         "weights": args.gguf.name if args.gguf else "folder",
