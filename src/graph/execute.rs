@@ -40,10 +40,8 @@ impl Plan {
                 let kind = match step.op {
                     Op::MatMul { weight, .. } => {
                         let name = &self.graph.weights[weight.0].name;
-                        format!(
-                            "matmul {}",
-                            name.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.' || "layers".contains(c))
-                        )
+                        let part = name.strip_prefix("layers.").and_then(|n| n.split_once('.')).map_or(name.as_str(), |n| n.1);
+                        format!("matmul {part}")
                     }
                     _ => step.op.name().to_owned(),
                 };

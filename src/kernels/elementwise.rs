@@ -37,24 +37,67 @@ unsafe fn gelu_tanh<L: Lanes>(x: L) -> L {
     }
 }
 
+/// A function of two elements. A trait, because a closure would not be compiled for the instruction set of
+/// the kernel that calls it.
+trait Map2<L> {
+    unsafe fn at(&self, a: L, b: L) -> L;
+}
+
+struct Sum;
+struct SiluGate;
+struct GeluTanhGate;
+struct Times(f32);
+struct SoftCap(f32);
+
+impl<L: Lanes> Map2<L> for Sum {
+    #[inline(always)]
+    unsafe fn at(&self, a: L, b: L) -> L {
+        unsafe { a.add(b) }
+    }
+}
+impl<L: Lanes> Map2<L> for SiluGate {
+    #[inline(always)]
+    unsafe fn at(&self, a: L, b: L) -> L {
+        unsafe { silu(a).mul(b) }
+    }
+}
+impl<L: Lanes> Map2<L> for GeluTanhGate {
+    #[inline(always)]
+    unsafe fn at(&self, a: L, b: L) -> L {
+        unsafe { gelu_tanh(a).mul(b) }
+    }
+}
+impl<L: Lanes> Map2<L> for Times {
+    #[inline(always)]
+    unsafe fn at(&self, a: L, _: L) -> L {
+        unsafe { a.mul(L::splat(self.0)) }
+    }
+}
+impl<L: Lanes> Map2<L> for SoftCap {
+    #[inline(always)]
+    unsafe fn at(&self, a: L, _: L) -> L {
+        unsafe { tanh(a.mul(L::splat(1.0 / self.0))).mul(L::splat(self.0)) }
+    }
+}
+
 /// `out[i] = f(a[i], b[i])`; `out` may be `a`. The end that fills no lanes goes through a buffer.
 ///
 /// # Safety
 /// All three are valid for `n` elements.
 #[inline(always)]
-unsafe fn map2<L: Lanes>(n: usize, a: *const f32, b: *const f32, out: *mut f32, f: impl Fn(L, L) -> L) {
+unsafe fn map2<L: Lanes>(n: usize, a: *const f32, b: *const f32, out: *mut f32, f: impl Map2<L>) {
     unsafe {
         let whole = n - n % LANES;
         let mut i = 0;
         while i < whole {
-            f(L::load(a.add(i)), L::load(b.add(i))).store(out.add(i));
+            f.at(L::load(a.add(i)), L::load(b.add(i))).store(out.add(i));
             i += LANES;
         }
         if whole < n {
             let (mut x, mut y) = ([0.0f32; LANES], [0.0f32; LANES]);
             std::ptr::copy_nonoverlapping(a.add(whole), x.as_mut_ptr(), n - whole);
             std::ptr::copy_nonoverlapping(b.add(whole), y.as_mut_ptr(), n - whole);
-            f(L::load(x.as_ptr()), L::load(y.as_ptr())).store(x.as_mut_ptr());
+            f.at(L::load(x.as_ptr()), L::load(y.as_ptr())).store(x.as_mut_ptr());
             std::ptr::copy_nonoverlapping(x.as_ptr(), out.add(whole), n - whole);
         }
     }
@@ -63,7 +106,7 @@ unsafe fn map2<L: Lanes>(n: usize, a: *const f32, b: *const f32, out: *mut f32, 
 #[inline(always)]
 unsafe fn add_lanes<L: Lanes>(a: &mut [f32], b: &[f32]) {
     let p = a.as_mut_ptr();
-    unsafe { map2::<L>(a.len(), p, b.as_ptr(), p, |a, b| a.add(b)) }
+    unsafe { map2::<L>(a.len(), p, b.as_ptr(), p, Sum) }
 }
 
 /// `out = act(gate) * up`, element by element.
@@ -72,8 +115,8 @@ unsafe fn gate_lanes<L: Lanes>(act: Act, gate: &[f32], up: &[f32], out: &mut [f3
     let (n, g, u, o) = (out.len(), gate.as_ptr(), up.as_ptr(), out.as_mut_ptr());
     unsafe {
         match act {
-            Act::Silu => map2::<L>(n, g, u, o, |g, u| silu(g).mul(u)),
-            Act::GeluTanh => map2::<L>(n, g, u, o, |g, u| gelu_tanh(g).mul(u)),
+            Act::Silu => map2::<L>(n, g, u, o, SiluGate),
+            Act::GeluTanh => map2::<L>(n, g, u, o, GeluTanhGate),
         }
     }
 }
@@ -81,14 +124,14 @@ unsafe fn gate_lanes<L: Lanes>(act: Act, gate: &[f32], up: &[f32], out: &mut [f3
 #[inline(always)]
 unsafe fn scale_lanes<L: Lanes>(x: &mut [f32], factor: f32) {
     let p = x.as_mut_ptr();
-    unsafe { map2::<L>(x.len(), p, p, p, |x, _| x.mul(L::splat(factor))) }
+    unsafe { map2::<L>(x.len(), p, p, p, Times(factor)) }
 }
 
 /// `cap * tanh(x / cap)`
 #[inline(always)]
 unsafe fn soft_cap_lanes<L: Lanes>(x: &mut [f32], cap: f32) {
     let p = x.as_mut_ptr();
-    unsafe { map2::<L>(x.len(), p, p, p, |x, _| tanh(x.mul(L::splat(1.0 / cap))).mul(L::splat(cap))) }
+    unsafe { map2::<L>(x.len(), p, p, p, SoftCap(cap)) }
 }
 
 variants!(add = add_lanes as fn(a: &mut [f32], b: &[f32]));

@@ -15,10 +15,12 @@ pub enum Level {
     Neon,
     /// AArch64 with the dot-product instructions.
     NeonDot,
+    /// AArch64 with the int8 matrix-product instructions as well.
+    NeonI8mm,
 }
 
 impl Level {
-    pub const ALL: [Level; 5] = [Level::Scalar, Level::Avx2, Level::Avx512, Level::Neon, Level::NeonDot];
+    pub const ALL: [Level; 6] = [Level::Scalar, Level::Avx2, Level::Avx512, Level::Neon, Level::NeonDot, Level::NeonI8mm];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -27,6 +29,7 @@ impl Level {
             Level::Avx512 => "avx512",
             Level::Neon => "neon",
             Level::NeonDot => "neon-dotprod",
+            Level::NeonI8mm => "neon-i8mm",
         }
     }
 
@@ -51,6 +54,8 @@ impl Level {
             Level::Neon => true,
             #[cfg(target_arch = "aarch64")]
             Level::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonI8mm => Level::NeonDot.available() && std::arch::is_aarch64_feature_detected!("i8mm"),
             #[allow(unreachable_patterns)]
             _ => false,
         }
@@ -86,7 +91,7 @@ impl fmt::Display for Level {
 /// The generic function takes the level's type as its last type parameter. The returned function is unsafe:
 /// the CPU must have the level, which [`Level::best`] guarantees.
 macro_rules! variants {
-    ($(#[$doc:meta])* $name:ident = $generic:ident $([$($const:expr),+])? as fn($($arg:ident : $ty:ty),* $(,)?); $scalar:ident $avx2:ident $avx512:ident $neon:ident $dot:ident) => {
+    ($(#[$doc:meta])* $name:ident = $generic:ident $([$($const:expr),+])? as fn($($arg:ident : $ty:ty),* $(,)?); $scalar:ident $avx2:ident $avx512:ident $neon:ident $dot:ident $i8mm:ident) => {
         $(#[$doc])*
         pub(super) mod $name {
             #[allow(unused_imports)]
@@ -118,6 +123,11 @@ macro_rules! variants {
             unsafe fn dot($($arg: $ty),*) {
                 unsafe { $generic::<$($($const,)+)? $crate::kernels::kinds::$dot>($($arg),*) }
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod,i8mm")]
+            unsafe fn i8mm($($arg: $ty),*) {
+                unsafe { $generic::<$($($const,)+)? $crate::kernels::kinds::$i8mm>($($arg),*) }
+            }
 
             /// Variants of this kernel, plainest first.
             const VARIANTS: &[(Level, Run)] = &[
@@ -130,6 +140,8 @@ macro_rules! variants {
                 (Level::Neon, neon),
                 #[cfg(target_arch = "aarch64")]
                 (Level::NeonDot, dot),
+                #[cfg(target_arch = "aarch64")]
+                (Level::NeonI8mm, i8mm),
             ];
 
             pub fn select(level: Level) -> Run {
@@ -139,7 +151,7 @@ macro_rules! variants {
         }
     };
     ($(#[$doc:meta])* $name:ident = $generic:ident $([$($const:expr),+])? as fn($($arg:ident : $ty:ty),* $(,)?)) => {
-        $crate::kernels::variant::variants! { $(#[$doc])* $name = $generic $([$($const),+])? as fn($($arg: $ty),*); Scalar Avx2 Avx512 Neon Neon }
+        $crate::kernels::variant::variants! { $(#[$doc])* $name = $generic $([$($const),+])? as fn($($arg: $ty),*); Scalar Avx2 Avx512 Neon Neon Neon }
     };
 }
 pub(super) use variants;
@@ -154,5 +166,13 @@ mod tests {
         assert!(Level::best(None).available());
         assert!(Level::parse("sse9").unwrap_err().contains("avx2"));
         assert_eq!(Level::parse("neon-dotprod"), Ok(Level::NeonDot));
+    }
+
+    /// `tests/aarch64.sh` names the level that the emulated CPU must reach, or the others would go untested.
+    #[test]
+    fn reaches_the_level_under_test() {
+        if let Some(name) = std::env::var("CACTUS_TEST_BEST_LEVEL").ok().filter(|n| !n.is_empty()) {
+            assert_eq!(Level::best(None).name(), name);
+        }
     }
 }

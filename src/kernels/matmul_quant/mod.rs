@@ -127,6 +127,39 @@ unsafe fn one_token<const BITS: usize, const N: usize, B: Bytes64>(job: &TileJob
     }
 }
 
+/// [`dot`] for `N` tokens, `stride` activations apart, by twos.
+#[inline(always)]
+unsafe fn dot_tokens<const BITS: usize, const N: usize, B: Bytes64>(acc: &mut [B::Acc; N], w: B, x: *const i8, stride: usize) {
+    unsafe {
+        let mut n = 0;
+        while n + 1 < N {
+            let two = [x.add(n * stride), x.add((n + 1) * stride)];
+            [acc[n], acc[n + 1]] = B::dot_two(BITS == 8, [acc[n], acc[n + 1]], w, two);
+            n += 2;
+        }
+        if n < N {
+            acc[n] = dot::<BITS, B>(acc[n], w, x.add(n * stride));
+        }
+    }
+}
+
+/// Sums of 16 rows for each of the tokens of [`dot_tokens`].
+#[inline(always)]
+unsafe fn token_sums<const N: usize, B: Bytes64>(a: &[B::Acc; N], b: &[B::Acc; N]) -> [B::Lanes; N] {
+    unsafe {
+        let mut sums = [B::Lanes::splat(0.0); N];
+        let mut n = 0;
+        while n + 1 < N {
+            [sums[n], sums[n + 1]] = B::row_sums_two([a[n], a[n + 1]], [b[n], b[n + 1]]);
+            n += 2;
+        }
+        if n < N {
+            sums[n] = B::row_sums(a[n], b[n]);
+        }
+        sums
+    }
+}
+
 /// `N` tokens from `token` on, 16 rows at a time, weights already looked up in `panel`.
 #[inline(always)]
 unsafe fn tokens<const BITS: usize, const N: usize, B: Bytes64>(job: &TileJob, panel: *const u8, token: usize) {
@@ -136,27 +169,24 @@ unsafe fn tokens<const BITS: usize, const N: usize, B: Bytes64>(job: &TileJob, p
         for pair in 0..BLOCKS / 2 {
             let mut sums = [B::Lanes::splat(0.0); N];
             for g in 0..groups {
-                let mut acc = [[B::acc(0); 2]; N];
-                for (n, acc) in acc.iter_mut().enumerate() {
-                    *acc = [B::acc(-bias::<BITS, B>() * job.x.sums[(token + n) * groups + g]); 2];
+                let mut start = [B::acc(0); N];
+                for (n, start) in start.iter_mut().enumerate() {
+                    *start = B::acc(-bias::<BITS, B>() * job.x.sums[(token + n) * groups + g]);
                 }
+                let mut acc = [start; 2];
                 let mut w = panel.add(panel_offset::<BITS>(layout, g) + 128 * pair);
                 let mut x = job.x.codes.as_ptr().add(token * padded + g * GROUP);
                 for _ in 0..layout.group_width(g) / BLOCK_COLS {
-                    let (a, b) = (B::load(w), B::load(w.add(64)));
-                    for (n, acc) in acc.iter_mut().enumerate() {
-                        let x = x.add(n * padded);
-                        acc[0] = dot::<BITS, B>(acc[0], a, x);
-                        acc[1] = dot::<BITS, B>(acc[1], b, x);
-                    }
+                    dot_tokens::<BITS, N, B>(&mut acc[0], B::load(w), x, padded);
+                    dot_tokens::<BITS, N, B>(&mut acc[1], B::load(w.add(64)), x, padded);
                     w = w.add(WIDE);
                     x = x.add(BLOCK_COLS);
                 }
                 let scales = job.tile.as_ptr().add(layout.scale_offset(g)).cast::<u16>();
                 let scale = B::Lanes::load_bf16(scales.add(LANES * pair));
-                for n in 0..N {
+                for (n, product) in token_sums::<N, B>(&acc[0], &acc[1]).into_iter().enumerate() {
                     let scale = scale.mul(B::Lanes::splat(job.x.scales[(token + n) * groups + g]));
-                    sums[n] = B::row_sums(acc[n][0], acc[n][1]).fma(scale, sums[n]);
+                    sums[n] = product.fma(scale, sums[n]);
                 }
             }
             for (n, sums) in sums.iter().enumerate() {
@@ -213,6 +243,12 @@ unsafe fn tile_product<const BITS: usize, B: Bytes64 + Shape>(job: &TileJob, pan
                 token += 8;
             }
         }
+        if B::TOKENS == 4 {
+            while job.tokens - token >= 4 {
+                tokens::<BITS, 4, B>(job, panel, token);
+                token += 4;
+            }
+        }
         while job.tokens - token >= 2 {
             tokens::<BITS, 2, B>(job, panel, token);
             token += 2;
@@ -246,15 +282,15 @@ impl Shape for avx512::Bytes {
     const TOKENS: usize = 8;
 }
 #[cfg(target_arch = "aarch64")]
-impl<const DOT: bool> Shape for neon::Bytes<DOT> {
+impl<const MUL: u8> Shape for neon::Bytes<MUL> {
     const ROW_BLOCKS: usize = 4;
-    const TOKENS: usize = 2;
+    const TOKENS: usize = if MUL == neon::I8MM { 4 } else { 2 };
 }
 
 macro_rules! per_bits {
     ($($name:ident $bits:literal),*) => {
         $(variants!($name = tile_product[$bits] as fn(job: &TileJob, panel: *mut u8);
-            ScalarBytes Avx2Bytes Avx512Bytes NeonBytes NeonDotBytes);)*
+            ScalarBytes Avx2Bytes Avx512Bytes NeonBytes NeonDotBytes NeonI8mmBytes);)*
     };
 }
 per_bits!(cq1 1, cq2 2, cq3 3, cq4 4, cq8 8);
@@ -264,9 +300,11 @@ pub(super) mod kinds {
     #[cfg(target_arch = "x86_64")]
     pub use super::{avx2::Bytes as Avx2Bytes, avx512::Bytes as Avx512Bytes};
     #[cfg(target_arch = "aarch64")]
-    pub type NeonBytes = super::neon::Bytes<false>;
+    pub type NeonBytes = super::neon::Bytes<{ super::neon::PLAIN }>;
     #[cfg(target_arch = "aarch64")]
-    pub type NeonDotBytes = super::neon::Bytes<true>;
+    pub type NeonDotBytes = super::neon::Bytes<{ super::neon::DOT }>;
+    #[cfg(target_arch = "aarch64")]
+    pub type NeonI8mmBytes = super::neon::Bytes<{ super::neon::I8MM }>;
 }
 
 /// The kernels of one level, per bit width.

@@ -1,39 +1,67 @@
-//! Bytes as four 128-bit registers (2 rows by 8 columns each), with or without the dot-product instruction.
+//! Bytes as four 128-bit registers (2 rows by 8 columns each), with the multiplier that the CPU has.
 
 use super::tile::Bytes64;
 use crate::kernels::vector::Neon;
 use std::arch::aarch64::*;
 
-/// `DOT`: use `sdot` (Armv8.2 dot product); otherwise widening multiplies.
-#[derive(Clone, Copy)]
-pub struct Bytes<const DOT: bool>([uint8x16_t; 4]);
+/// Widening multiplies only.
+pub const PLAIN: u8 = 0;
+/// `sdot`: sums of four products (Armv8.2, optional).
+pub const DOT: u8 = 1;
+/// `sdot` for one token, `smmla` for two: 2 rows times 2 tokens, sums of eight products (Armv8.6).
+pub const I8MM: u8 = 2;
 
-impl<const DOT: bool> Bytes<DOT> {
+/// `MUL`: one of the multipliers above.
+#[derive(Clone, Copy)]
+pub struct Bytes<const MUL: u8>([uint8x16_t; 4]);
+
+impl<const MUL: u8> Bytes<MUL> {
     #[inline(always)]
     fn map(self, f: impl Fn(uint8x16_t) -> uint8x16_t) -> Self {
-        Bytes(self.0.map(f))
+        let [a, b, c, d] = self.0;
+        Bytes([f(a), f(b), f(c), f(d)])
     }
 }
 
-#[inline(always)]
-unsafe fn multiply<const DOT: bool>(acc: int32x4_t, w: int8x16_t, x: int8x8_t) -> int32x4_t {
+/// The meaning of `vdotq_s32`, which is not stable in Rust yet. A function of its own, because the assembler
+/// accepts the instruction only where the feature is enabled; callers that have it inline this.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn sdot(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     unsafe {
-        if DOT {
-            // The intrinsic is not stable yet; the instruction has the meaning of `vdotq_s32`.
-            let (mut acc, x) = (acc, vcombine_s8(x, x));
-            std::arch::asm!("sdot {a:v}.4s, {w:v}.16b, {x:v}.16b", a = inout(vreg) acc, w = in(vreg) w, x = in(vreg) x,
-                options(pure, nomem, nostack, preserves_flags));
-            acc
+        std::arch::asm!("sdot {a:v}.4s, {w:v}.16b, {x:v}.16b", a = inout(vreg) acc, w = in(vreg) w, x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    acc
+}
+
+/// The meaning of `vmmlaq_s32`: `acc` (row 0 token 0, row 0 token 1, row 1 token 0, row 1 token 1) plus sums of
+/// products of 2 rows and 2 tokens, 8 columns each.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+unsafe fn smmla(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    unsafe {
+        std::arch::asm!("smmla {a:v}.4s, {w:v}.16b, {x:v}.16b", a = inout(vreg) acc, w = in(vreg) w, x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    acc
+}
+
+/// `acc` plus sums of four products of `w` (2 rows by 8 columns) with `x`, which holds its 8 values twice.
+#[inline(always)]
+unsafe fn multiply<const MUL: u8>(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    unsafe {
+        if MUL != PLAIN {
+            sdot(acc, w, x)
         } else {
-            // Pair sums of 16-bit products per half row: 2 * 127 * 127 fits.
-            let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), x));
-            let high = vpaddlq_s16(vmull_s8(vget_high_s8(w), x));
-            vaddq_s32(acc, vpaddq_s32(low, high))
+            // Sums of two products are taken in 16 bits: 2 * 127 * 127 fits.
+            let (low, high) = (vmull_s8(vget_low_s8(w), vget_low_s8(x)), vmull_high_s8(w, x));
+            vpadalq_s16(acc, vpaddq_s16(low, high))
         }
     }
 }
 
-impl<const DOT: bool> Bytes64 for Bytes<DOT> {
+impl<const MUL: u8> Bytes64 for Bytes<MUL> {
     type Acc = [int32x4_t; 4];
     type Lanes = Neon;
     type Table = int8x16_t;
@@ -76,8 +104,15 @@ impl<const DOT: bool> Bytes64 for Bytes<DOT> {
     }
     #[inline(always)]
     unsafe fn dot(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc {
-        let x = unsafe { vld1_s8(x) };
-        std::array::from_fn(|i| unsafe { multiply::<DOT>(acc[i], vreinterpretq_s8_u8(weights.0[i]), x) })
+        unsafe {
+            let x = vcombine_s8(vld1_s8(x), vld1_s8(x));
+            let [mut a, mut b, mut c, mut d] = acc;
+            a = multiply::<MUL>(a, vreinterpretq_s8_u8(weights.0[0]), x);
+            b = multiply::<MUL>(b, vreinterpretq_s8_u8(weights.0[1]), x);
+            c = multiply::<MUL>(c, vreinterpretq_s8_u8(weights.0[2]), x);
+            d = multiply::<MUL>(d, vreinterpretq_s8_u8(weights.0[3]), x);
+            [a, b, c, d]
+        }
     }
     #[inline(always)]
     unsafe fn dot_int8(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc {
@@ -88,6 +123,95 @@ impl<const DOT: bool> Bytes64 for Bytes<DOT> {
         unsafe {
             let four = |x, y| vcvtq_f32_s32(vpaddq_s32(x, y));
             Neon([four(a[0], a[1]), four(a[2], a[3]), four(b[0], b[1]), four(b[2], b[3])])
+        }
+    }
+    /// With `smmla` the first accumulator holds the sums of both tokens and the second stays as it was. No bias
+    /// is ever taken off here, so both start at zero.
+    #[inline(always)]
+    unsafe fn dot_two(_int8: bool, acc: [Self::Acc; 2], weights: Self, x: [*const i8; 2]) -> [Self::Acc; 2] {
+        unsafe {
+            let [mut a, mut b] = acc;
+            if MUL == I8MM {
+                let x = vcombine_s8(vld1_s8(x[0]), vld1_s8(x[1]));
+                a[0] = smmla(a[0], vreinterpretq_s8_u8(weights.0[0]), x);
+                a[1] = smmla(a[1], vreinterpretq_s8_u8(weights.0[1]), x);
+                a[2] = smmla(a[2], vreinterpretq_s8_u8(weights.0[2]), x);
+                a[3] = smmla(a[3], vreinterpretq_s8_u8(weights.0[3]), x);
+            } else {
+                a = Self::dot(a, weights, x[0]);
+                b = Self::dot(b, weights, x[1]);
+            }
+            [a, b]
+        }
+    }
+    #[inline(always)]
+    unsafe fn row_sums_two(a: [Self::Acc; 2], b: [Self::Acc; 2]) -> [Neon; 2] {
+        unsafe {
+            if MUL == I8MM {
+                let ([a, _], [b, _]) = (a, b);
+                let first = |x, y| vcvtq_f32_s32(vuzp1q_s32(x, y));
+                let second = |x, y| vcvtq_f32_s32(vuzp2q_s32(x, y));
+                [
+                    Neon([first(a[0], a[1]), first(a[2], a[3]), first(b[0], b[1]), first(b[2], b[3])]),
+                    Neon([second(a[0], a[1]), second(a[2], a[3]), second(b[0], b[1]), second(b[2], b[3])]),
+                ]
+            } else {
+                [Self::row_sums(a[0], b[0]), Self::row_sums(a[1], b[1])]
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Level;
+    use crate::kernels::vector::Lanes;
+
+    /// Four column blocks at the ends of the int8 range, where 16-bit sums come closest to overflow, in every
+    /// combination of signs over rows and tokens, against integers.
+    fn check<const MUL: u8>() {
+        let weights: [[[i8; 8]; 8]; 4] = std::array::from_fn(|block| {
+            std::array::from_fn(|row| {
+                std::array::from_fn(|k| if (block * 37 + row * 5) >> (k / 2) & 1 == 0 { 127 } else { -127 })
+            })
+        });
+        let x: [[[i8; 8]; 4]; 2] = std::array::from_fn(|token| {
+            std::array::from_fn(|block| std::array::from_fn(|k| if token == 0 || (block + k) % 3 > 0 { -127 } else { 127 }))
+        });
+        let truth = |token: usize, row: usize| -> f32 {
+            (0..4)
+                .flat_map(|block| (0..8).map(move |k| (block, k)))
+                .map(|(block, k)| i32::from(weights[block][row % 8][k]) * i32::from(x[token][block][k]))
+                .sum::<i32>() as f32
+        };
+        unsafe {
+            let mut one = [Bytes::<MUL>::acc(1000), Bytes::<MUL>::acc(-3)];
+            let mut two = [Bytes::<MUL>::acc(0); 2];
+            for block in 0..4 {
+                let w = Bytes::<MUL>::load(weights[block].as_ptr().cast());
+                let x = [x[0][block].as_ptr(), x[1][block].as_ptr()];
+                one = [Bytes::<MUL>::dot(one[0], w, x[0]), Bytes::<MUL>::dot_int8(one[1], w, x[1])];
+                two = Bytes::<MUL>::dot_two(true, two, w, x);
+            }
+            let mut out = [0.0f32; 16];
+            Bytes::<MUL>::row_sums(one[0], one[1]).store(out.as_mut_ptr());
+            assert_eq!(out, std::array::from_fn(|i| if i < 8 { truth(0, i) + 1000.0 } else { truth(1, i) - 3.0 }));
+            for (token, sums) in Bytes::<MUL>::row_sums_two(two, two).into_iter().enumerate() {
+                sums.store(out.as_mut_ptr());
+                assert_eq!(out, std::array::from_fn(|i| truth(token, i)));
+            }
+        }
+    }
+
+    #[test]
+    fn extremes_for_every_multiplier() {
+        check::<PLAIN>();
+        if Level::NeonDot.available() {
+            check::<DOT>();
+        }
+        if Level::NeonI8mm.available() {
+            check::<I8MM>();
         }
     }
 }

@@ -36,4 +36,23 @@ pub trait Bytes64: Copy {
     unsafe fn dot_int8(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc;
     /// Sums of the 8 rows of `a` and the 8 rows of `b`.
     unsafe fn row_sums(a: Self::Acc, b: Self::Acc) -> Self::Lanes;
+
+    /// [`Bytes64::dot_int8`] (`int8`) or [`Bytes64::dot`] for two tokens. Instruction sets that multiply
+    /// matrices may mix the accumulators of both tokens; only [`Bytes64::row_sums_two`] can read them.
+    #[inline(always)]
+    unsafe fn dot_two(int8: bool, acc: [Self::Acc; 2], weights: Self, x: [*const i8; 2]) -> [Self::Acc; 2] {
+        let [a, b] = acc;
+        unsafe {
+            if int8 {
+                [Self::dot_int8(a, weights, x[0]), Self::dot_int8(b, weights, x[1])]
+            } else {
+                [Self::dot(a, weights, x[0]), Self::dot(b, weights, x[1])]
+            }
+        }
+    }
+    /// [`Bytes64::row_sums`] for two tokens.
+    #[inline(always)]
+    unsafe fn row_sums_two(a: [Self::Acc; 2], b: [Self::Acc; 2]) -> [Self::Lanes; 2] {
+        unsafe { [Self::row_sums(a[0], b[0]), Self::row_sums(a[1], b[1])] }
+    }
 }

@@ -17,6 +17,19 @@ impl Avx2 {
     }
 }
 
+/// The transform of eight lanes. No closure, so that it is compiled for the caller's instruction set.
+#[inline(always)]
+unsafe fn hadamard8(x: __m256) -> __m256 {
+    unsafe {
+        let s = _mm256_setr_ps(1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0);
+        let x = _mm256_fmadd_ps(x, s, _mm256_permute_ps::<0xB1>(x));
+        let s = _mm256_setr_ps(1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0);
+        let x = _mm256_fmadd_ps(x, s, _mm256_permute_ps::<0x4E>(x));
+        let s = _mm256_setr_ps(1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0);
+        _mm256_fmadd_ps(x, s, _mm256_permute2f128_ps::<1>(x, x))
+    }
+}
+
 impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -116,14 +129,7 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn hadamard16(self) -> Self {
         unsafe {
-            let x = self.map(|x| {
-                let s = _mm256_setr_ps(1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0);
-                let x = _mm256_fmadd_ps(x, s, _mm256_permute_ps::<0xB1>(x));
-                let s = _mm256_setr_ps(1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0);
-                let x = _mm256_fmadd_ps(x, s, _mm256_permute_ps::<0x4E>(x));
-                let s = _mm256_setr_ps(1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0);
-                _mm256_fmadd_ps(x, s, _mm256_permute2f128_ps::<1>(x, x))
-            });
+            let x = Avx2(hadamard8(self.0), hadamard8(self.1));
             Avx2(_mm256_add_ps(x.0, x.1), _mm256_sub_ps(x.0, x.1))
         }
     }

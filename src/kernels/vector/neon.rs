@@ -9,11 +9,12 @@ pub struct Neon(pub [float32x4_t; 4]);
 impl Neon {
     #[inline(always)]
     fn map(self, f: impl Fn(float32x4_t) -> float32x4_t) -> Self {
-        Neon(self.0.map(f))
+        let [a, b, c, d] = self.0;
+        Neon([f(a), f(b), f(c), f(d)])
     }
     #[inline(always)]
     fn zip(self, b: Self, f: impl Fn(float32x4_t, float32x4_t) -> float32x4_t) -> Self {
-        Neon(std::array::from_fn(|i| f(self.0[i], b.0[i])))
+        Neon([f(self.0[0], b.0[0]), f(self.0[1], b.0[1]), f(self.0[2], b.0[2]), f(self.0[3], b.0[3])])
     }
 }
 
@@ -34,11 +35,12 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
-        // The conversion belongs to the base architecture; the f16 vector type is not stable in Rust yet.
+        // The conversion belongs to the base architecture; the f16 vector type is younger than our oldest Rust.
+        // Flags are not preserved, because conversions may set the floating-point status (here and below).
         Neon(std::array::from_fn(|i| unsafe {
             let bits = vld1_u16(p.add(4 * i));
             let out: float32x4_t;
-            std::arch::asm!("fcvtl {o:v}.4s, {b:v}.4h", o = out(vreg) out, b = in(vreg) bits, options(pure, nomem, nostack, preserves_flags));
+            std::arch::asm!("fcvtl {o:v}.4s, {b:v}.4h", o = out(vreg) out, b = in(vreg) bits, options(pure, nomem, nostack));
             out
         }))
     }
@@ -51,7 +53,7 @@ impl Lanes for Neon {
         for (i, x) in self.0.into_iter().enumerate() {
             unsafe {
                 let bits: uint16x4_t;
-                std::arch::asm!("fcvtn {o:v}.4h, {b:v}.4s", o = out(vreg) bits, b = in(vreg) x, options(pure, nomem, nostack, preserves_flags));
+                std::arch::asm!("fcvtn {o:v}.4h, {b:v}.4s", o = out(vreg) bits, b = in(vreg) x, options(pure, nomem, nostack));
                 vst1_u16(p.add(4 * i), bits);
             }
         }
