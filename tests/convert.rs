@@ -60,7 +60,7 @@ fn other_folders_are_not_overwritten() {
 fn large_checkpoint_is_killed_and_converted_in_little_memory() {
     let home = Home::new();
     let layers = match std::env::var("CACTUS_TEST_LARGE") {
-        Ok(on) if on == "1" => 31,
+        Ok(on) if on == "1" => 33,
         _ if cfg!(debug_assertions) => 1,
         _ => 4,
     };
