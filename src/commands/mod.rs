@@ -5,7 +5,6 @@ mod convert;
 mod list;
 mod logits;
 mod model_options;
-mod repl;
 mod run;
 mod terminal;
 

@@ -1,8 +1,10 @@
 //! `cactus run`: one answer, or a chat.
 
+mod repl;
+
 use super::model_options::{EngineArgs, ModelArgs};
 use super::terminal::{self, Terminal};
-use super::{Failure, Outcome, repl};
+use super::{Failure, Outcome};
 use cactus::engine::chat::{Message, RenderOptions, Role};
 use cactus::engine::sampler::Sampling;
 use cactus::engine::{Engine, Finish, Request, generate, response};
@@ -160,7 +162,7 @@ fn prompt_ids(engine: &Engine, system: Option<&str>, prompt: &str) -> Result<Vec
 }
 
 /// Ids for a conversation that the assistant is to continue.
-pub fn chat_ids(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>> {
+fn chat_ids(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>> {
     let rendered = engine.template.render(messages, &RenderOptions { add_generation_prompt: true, ..Default::default() })?;
     engine.tokenizer.encode_prompt(&rendered)
 }

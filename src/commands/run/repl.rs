@@ -1,8 +1,8 @@
 //! The chat on a terminal.
 
-use super::run::chat_ids;
-use super::terminal::{self, Terminal};
-use super::{Failure, Outcome};
+use super::chat_ids;
+use crate::commands::terminal::{self, Terminal};
+use crate::commands::{Failure, Outcome};
 use cactus::engine::chat::{Message, Role};
 use cactus::engine::{Engine, Finish, Request, generate};
 use cactus::error::Error;

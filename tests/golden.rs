@@ -1,0 +1,182 @@
+//! Small random models of every supported family against what transformers computes from them; see
+//! `golden/README.md`.
+
+use crate::support::{argmax, as_gguf, bundle, engine, relative, source};
+use cactus::engine::Engine;
+use cactus::graph::reference;
+use cactus::kernels::Level;
+use cactus::model::decoder::{self, Logits};
+use safetensors::{SafeTensors, tensor::Dtype};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const MODELS: [&str; 10] =
+    ["llama-tied", "llama-untied", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma2", "gemma3-text", "smollm3", "phi3"];
+
+/// What transformers computed.
+struct Golden {
+    folder: PathBuf,
+    ids: Vec<u32>,
+    /// `[ids, vocab]`
+    logits: Vec<f32>,
+    greedy: Vec<u32>,
+    text: String,
+    text_ids: Vec<u32>,
+}
+
+impl Golden {
+    fn read(model: &str) -> Self {
+        let folder = source("tests/golden").join(model);
+        let bytes = std::fs::read(folder.join("golden.safetensors")).expect("a golden file");
+        let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let words = |name: &str, dtype: Dtype| -> Vec<[u8; 4]> {
+            let tensor = file.tensor(name).expect("a known tensor");
+            assert_eq!(tensor.dtype(), dtype, "{name}");
+            tensor.data().chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]).collect()
+        };
+        let ids = |name: &str| words(name, Dtype::I32).into_iter().map(u32::from_le_bytes).collect();
+        let (_, header) = SafeTensors::read_metadata(&bytes).expect("a header");
+        Golden {
+            ids: ids("input_ids"),
+            logits: words("logits", Dtype::F32).into_iter().map(f32::from_le_bytes).collect(),
+            greedy: ids("greedy_ids"),
+            text: header.metadata().as_ref().expect("metadata")["text"].clone(),
+            text_ids: ids("text_ids"),
+            folder,
+        }
+    }
+}
+
+/// Runs `test` on every model, converted to `bits`; it gets the bundle's path.
+fn with_each(bits: u32, test: impl Fn(&str, &Golden, &Path)) {
+    let dir = TempDir::new().expect("a folder");
+    for model in MODELS {
+        let (golden, path) = (Golden::read(model), dir.path().join(model));
+        bundle(&golden.folder, &path, bits);
+        test(model, &golden, &path);
+    }
+}
+
+/// Cosine of the row that fits worst.
+fn worst_cosine(got: &[f32], expected: &[f32], width: usize) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let cosine = |(a, b): (&[f32], &[f32])| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
+    let rows = got.chunks_exact(width).zip(expected.chunks_exact(width)).map(cosine);
+    rows.fold(1.0, |a, b| if b.is_nan() { f64::NEG_INFINITY } else { a.min(b) })
+}
+
+/// The graph of a model in plain loops.
+fn slow(engine: &Engine, ids: &[u32]) -> Vec<f32> {
+    let bundle = &engine.bundle;
+    let graph = decoder::graph(&bundle.manifest.spec, Logits::All, &|name| bundle.weight(name)).expect("a graph");
+    reference::run(&graph, bundle.bytes(), ids)[0].iter().map(|v| *v as f32).collect()
+}
+
+fn check_at_16_bits(what: &str, golden: &Golden, engine: &Engine) {
+    let logits = engine.score(&golden.ids).expect(what);
+    let error = relative(&logits, &golden.logits);
+    println!("{what}: {error:.1e}");
+    // Keys and values are kept in 16 bits.
+    assert!(error <= 2e-3, "{what}: logits differ by {error:e}");
+
+    let mut session = engine.session();
+    let mut greedy = vec![argmax(session.feed(&golden.ids, &|| false).expect(what).logits)];
+    while greedy.len() < golden.greedy.len() {
+        let last = greedy[greedy.len() - 1];
+        greedy.push(argmax(session.step(last).expect(what)));
+    }
+    assert_eq!(greedy, golden.greedy, "{what}");
+    assert_eq!(engine.tokenizer.encode(&golden.text, false).expect(what), golden.text_ids, "{what}");
+}
+
+#[test]
+fn logits_greedy_ids_and_text_ids_at_16_bits() {
+    with_each(16, |model, golden, path| {
+        for level in Level::supported() {
+            check_at_16_bits(&format!("{model} {level}"), golden, &engine(path, level));
+        }
+    });
+}
+
+/// The same model as a GGUF file: other names, other rotary order, other tokenizer form.
+#[test]
+fn gguf_gives_the_same() {
+    let dir = TempDir::new().expect("a folder");
+    for model in ["llama-tied", "llama-untied"] {
+        let golden = Golden::read(model);
+        let (file, path) = (dir.path().join(format!("{model}.gguf")), dir.path().join(model));
+        std::fs::write(&file, as_gguf(&golden.folder)).expect("written");
+        bundle(&file, &path, 16);
+        check_at_16_bits(&format!("{model} as GGUF"), &golden, &engine(&path, Level::best(None)));
+    }
+}
+
+/// However a prompt is cut, the same numbers come out, bit by bit.
+#[test]
+fn pieces_of_a_prompt_give_the_same_bits() {
+    let bits_of = |logits: &[f32]| logits.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    for bits in [16, 4] {
+        with_each(bits, |model, golden, path| {
+            for level in Level::supported() {
+                let engine = engine(path, level);
+                let all = engine.score(&golden.ids).expect(model);
+                let (mut single, mut pieces) = (engine.session(), engine.session());
+                for (n, row) in all.chunks_exact(engine.vocab()).enumerate() {
+                    let row = bits_of(row);
+                    let what = format!("{model}, {bits} bits, {level}, position {n}");
+                    assert!(row == bits_of(single.step(golden.ids[n]).expect(&what)), "{what}: a single step differs");
+                    if n % 5 == 4 {
+                        let fed = pieces.feed(&golden.ids[..=n], &|| false).expect(&what);
+                        assert_eq!(fed.reused, n - 4, "{what}");
+                        assert!(row == bits_of(fed.logits), "{what}: five at a time differ");
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The graph in plain loops agrees with transformers, which leaves only kernels and the 16-bit cache to blame
+/// for a larger difference elsewhere.
+#[test]
+fn slow_reference_agrees() {
+    with_each(16, |model, golden, path| {
+        let engine = engine(path, Level::Scalar);
+        let exact = engine.bundle.manifest.tensors.values().all(|t| t.relative_error == 0.0);
+        let limit = if exact { 1e-5 } else { 1e-3 };
+        let error = relative(&slow(&engine, &golden.ids), &golden.logits);
+        println!("{model} slow: {error:.1e}");
+        assert!(error <= limit, "{model}: reference differs by {error:e}");
+    });
+}
+
+/// On quantised weights the kernels, which round activations to 8 bits, stay close to the plain loops.
+#[test]
+fn kernels_agree_on_quantised_weights() {
+    for bits in [1, 2, 3, 4, 8] {
+        with_each(bits, |model, golden, path| {
+            let expected = slow(&engine(path, Level::Scalar), &golden.ids);
+            for level in Level::supported() {
+                let engine = engine(path, level);
+                let cosine = worst_cosine(&engine.score(&golden.ids).expect(model), &expected, engine.vocab());
+                println!("{model} {bits} bits {level} against plain loops: {cosine:.5}");
+                assert!(cosine >= 0.995, "{model}, {bits} bits, {level}: cosine {cosine}");
+            }
+        });
+    }
+}
+
+/// A bound on mistakes, not a measure of quality: widths are small and weights are noise. White noise as large
+/// as the rounding of 4 bits, put on the weights in transformers, gives worst rows of 0.85 to 0.98.
+#[test]
+fn quantised_weights_stay_close() {
+    for (bits, limit) in [(8, 0.998), (4, 0.85)] {
+        with_each(bits, |model, golden, path| {
+            let engine = engine(path, Level::best(None));
+            let cosine = worst_cosine(&engine.score(&golden.ids).expect(model), &golden.logits, engine.vocab());
+            println!("{model} {bits} bits: {cosine:.5}");
+            assert!(cosine >= limit, "{model} at {bits} bits: cosine {cosine}");
+        });
+    }
+}

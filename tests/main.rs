@@ -1,0 +1,11 @@
+//! Everything that is tested from outside, in one binary.
+//!
+//! `CACTUS_TEST_MODELS=FOLDER` adds the real models in FOLDER (see `real_models`), `CACTUS_TEST_LARGE=1` makes
+//! the checkpoint of `convert` 4 GB large.
+
+mod cli;
+mod convert;
+mod golden;
+mod house;
+mod real_models;
+mod support;

@@ -1,0 +1,53 @@
+//! What several test modules need: places, commands, conversion, checkpoints made on the fly.
+
+mod checkpoint;
+mod command;
+mod gguf;
+
+pub use checkpoint::{LARGEST, synthetic};
+pub use command::{Finished, Home, finish};
+pub use gguf::as_gguf;
+
+use cactus::engine::{Engine, LoadOptions};
+use cactus::kernels::Level;
+use cactus::model::bundle::Provenance;
+use cactus::model::convert::{Options, convert};
+use cactus::model::import::Checkpoint;
+use std::path::{Path, PathBuf};
+
+/// A file or folder of the repository.
+pub fn source(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// Converts a checkpoint in this process.
+pub fn bundle(checkpoint: &Path, target: &Path, bits: u32) {
+    let options = Options { bits, head_bits: None, source: Provenance { name: "test".into(), revision: None } };
+    let checkpoint = Checkpoint::open(checkpoint).expect("a sound checkpoint");
+    convert(&checkpoint, target, &options, &mut |_| {}).expect("a conversion");
+}
+
+/// Opens a bundle at an instruction-set level.
+pub fn engine(bundle: &Path, level: Level) -> Engine {
+    Engine::load(bundle, &LoadOptions { threads: Some(2), ceiling: Some(level), context: None }).expect("a sound bundle")
+}
+
+/// Index of the largest value; the first of equals.
+pub fn argmax(values: &[f32]) -> u32 {
+    let mut best = 0;
+    for (i, v) in values.iter().enumerate() {
+        if *v > values[best] {
+            best = i;
+        }
+    }
+    best as u32
+}
+
+/// Largest difference over the largest expected value; infinite when something is not a number.
+pub fn relative(got: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(got.len(), expected.len());
+    let largest =
+        |values: &mut dyn Iterator<Item = f32>| values.fold(0.0, |a: f32, b| if b.is_nan() { f32::INFINITY } else { a.max(b) });
+    let difference = largest(&mut got.iter().zip(expected).map(|(a, b)| (a - b).abs()));
+    difference / largest(&mut expected.iter().map(|v| v.abs()))
+}
