@@ -10,8 +10,7 @@ numbers it finds can be held against the checkpoint that a bundle was made from.
     python3 docs/read_bundle.py BUNDLE --against CHECKPOINT     compare every tensor with a Hugging Face folder
 
 With --against, the relative error that is measured here stands beside the one in cactus.json; the exit code
-is 1 if they differ by more than one part in a thousand. Where the last group of columns is padded, cactus.json
-counts the noise in the padding too, and so does this comparison; the error of the matrix itself is then smaller.
+is 1 if they differ by more than one part in a thousand.
 """
 
 import argparse
@@ -126,8 +125,8 @@ class Bundle:
         words = [int(word, 16) for word in self.manifest["quantiser"]["rotation_signs"]]
         self.signs = np.array([1 - 2 * (words[i // 64] >> i % 64 & 1) for i in range(GROUP)], np.float32)
 
-    def tensor(self, name, padding=False):
-        """A tensor as float32 [rows, cols]; with `padding` also the columns that only fill the last group."""
+    def tensor(self, name):
+        """A tensor as float32 [rows, cols]."""
         entry = self.manifest["tensors"][name]
         rows, cols, kind = entry["rows"], entry["cols"], entry["format"]
         data = self.weights.raw(name)
@@ -137,8 +136,7 @@ class Bundle:
             return data.view(PLAIN[kind]).astype(np.float32).reshape(rows, cols)
         bits = CQ_BITS[kind]
         levels = None if bits == 8 else np.array(self.manifest["quantiser"]["codebooks"][str(bits)], np.int8)
-        values = decode_cq(data, rows, cols, bits, levels, self.signs)
-        return values if padding else values[:, :cols]
+        return decode_cq(data, rows, cols, bits, levels, self.signs)[:, :cols]
 
 
 PARTS = {
@@ -180,10 +178,7 @@ def compare(bundle, folder):
         w = np.concatenate([home[s].float(s) for s in sources(name, bundle)]).reshape(entry["rows"], entry["cols"])
         if gemma and name.endswith("norm"):
             w = w + np.float32(1)  # stored as w, meant as 1 + w
-        stored = bundle.tensor(name, padding=True)
-        padded = stored.shape[1] > w.shape[1]
-        stored[:, : w.shape[1]] -= w
-        difference = stored.ravel()
+        difference = (bundle.tensor(name) - w).ravel()
         # f64 sums without an f64 copy of the matrix
         noise = np.einsum("i,i->", difference, difference, dtype=np.float64)
         signal = np.einsum("i,i->", w.ravel(), w.ravel(), dtype=np.float64)
@@ -193,7 +188,7 @@ def compare(bundle, folder):
         same = abs(measured - said) <= 1e-3 * said + 1e-9
         wrong += not same
         print(f"{name:28} {entry['format']:>5}  measured {measured:.6f}  manifest {said:.6f}"
-              f"{'  padded' if padded else ''}{'' if same else '  DIFFERENT'}")
+              f"{'' if same else '  DIFFERENT'}")
     print(f"all: relative error {np.sqrt(noise_all / signal_all):.5f}, {wrong} of {len(bundle.manifest['tensors'])} differ")
     return wrong
 

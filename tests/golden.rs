@@ -3,7 +3,7 @@
 
 use crate::support::{argmax, as_gguf, bundle, engine, relative, source};
 use cactus::engine::Engine;
-use cactus::graph::reference;
+use cactus::graph::{Feed, reference};
 use cactus::kernels::Level;
 use cactus::model::decoder::{self, Logits};
 use safetensors::{SafeTensors, tensor::Dtype};
@@ -70,7 +70,7 @@ fn worst_cosine(got: &[f32], expected: &[f32], width: usize) -> f64 {
 fn slow(engine: &Engine, ids: &[u32]) -> Vec<f32> {
     let bundle = &engine.bundle;
     let graph = decoder::graph(&bundle.manifest.spec, Logits::All, &|name| bundle.weight(name)).expect("a graph");
-    reference::run(&graph, bundle.bytes(), ids)[0].iter().map(|v| *v as f32).collect()
+    reference::run(&graph, bundle.bytes(), Feed::Ids(ids))[0].iter().map(|v| *v as f32).collect()
 }
 
 fn check_at_16_bits(what: &str, golden: &Golden, engine: &Engine) {

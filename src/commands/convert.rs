@@ -3,7 +3,9 @@
 use super::Outcome;
 use super::model_options::{self, DEFAULT_BITS, ModelArgs, bits_label};
 use super::terminal::{self, Terminal};
+use cactus::error::Error;
 use cactus::hub::cache;
+use cactus::model::Bundle;
 use cactus::model::convert::Report;
 use serde_json::json;
 use std::fmt::Write;
@@ -29,6 +31,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Outcome {
     let mut terminal = Terminal::new(args.quiet);
     let bits = args.model.bits.unwrap_or(DEFAULT_BITS);
+    if Bundle::is_bundle(Path::new(args.model.name())) {
+        return Err(Error::usage(format!("{} is converted already", args.model.name()))
+            .with_hint("give the checkpoint that it was made from")
+            .into());
+    }
     let found = model_options::find(args.model.name(), &mut terminal)?;
     let target = match &args.dir {
         Some(dir) => dir.clone(),

@@ -67,7 +67,9 @@ fn write(path: &Path, logits: &[f32], vocab: usize, greedy: &[i32]) -> Result<()
     let bytes = all.and_then(|tensors| safetensors::serialize(tensors, None));
     let bytes = bytes.map_err(|e| Error::usage(format!("cannot write the logits: {e}")))?;
     // Written beside and renamed, so that a reader never sees half a file.
-    let partial = path.with_added_extension("partial");
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
     std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, path)).map_err(|e| {
         let _ = std::fs::remove_file(&partial);
         Error::io("write", path, &e)

@@ -14,7 +14,7 @@ use std::time::SystemTime;
 
 pub const ENVIRONMENT: &str = "Environment:
   CACTUS_HOME    where converted models are kept (default: the user's cache folder)
-  CACTUS_CPU     highest instruction set to use: scalar, avx2, avx512, neon, neon-dotprod
+  CACTUS_CPU     highest instruction set to use: scalar, avx2, avx512, neon, neon-dotprod, neon-i8mm
   HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE    as for the Hugging Face tools";
 
 /// Bits of the body when nothing is asked for.

@@ -171,7 +171,7 @@ impl Graph {
 
     /// Gated activation of `x [.., 2 * width]`, gate columns first.
     pub fn gate(&mut self, x: NodeId, act: Act) -> Result<NodeId> {
-        if self.cols(x) % 2 != 0 {
+        if !self.cols(x).is_multiple_of(2) {
             return Err(mismatch(&format!("a gated activation of {} columns", self.cols(x))));
         }
         Ok(self.push(Op::Gate { act }, &[x], self.rows(x), self.cols(x) / 2))

@@ -4,9 +4,9 @@ use super::op::Op;
 use super::plan::{Buffers, Place, Plan, rotated_parts};
 use super::profile::Profile;
 use super::state::State;
-use crate::kernels::rope;
 use crate::kernels::rotate::Rotated;
 use crate::kernels::threads::Pool;
+use crate::kernels::{Heads, rope};
 use std::ops::Range;
 
 /// What a run starts from.
@@ -94,7 +94,9 @@ impl Plan {
             }
             Op::RmsNorm { weight: w, eps } => kernels.norm.rows(pool, input(0), weight(*w).f32(weights), *eps, out),
             Op::HeadNorm { weight: w, eps, start, heads } => {
-                kernels.norm.heads(pool, out, cols, *start, *heads, weight(*w).f32(weights), *eps)
+                let w = weight(*w);
+                let heads = Heads { stride: cols, start: *start, count: *heads, dim: w.cols };
+                kernels.norm.heads(pool, out, heads, w.f32(weights), *eps)
             }
             Op::Rotate => {
                 if let Some(layout) = &step.output.value.rotated {
@@ -123,8 +125,8 @@ impl Plan {
                 }
             }
             Op::Rope { start, heads, head_dim } => {
-                let half = step.inputs[1].value.cols / 2;
-                rope::rotate(pool, out, cols, *start, *heads, *head_dim, input(1), half);
+                let heads = Heads { stride: cols, start: *start, count: *heads, dim: *head_dim };
+                rope::rotate(pool, out, heads, input(1));
             }
             Op::Attention { cache, shape } => {
                 let (x, stride) = (input(0), step.inputs[0].value.cols);

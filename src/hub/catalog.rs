@@ -43,8 +43,6 @@ pub const MODELS: &[Model] = &[
     model("qwen2.5-coder", "Qwen/Qwen2.5-Coder-0.5B-Instruct", "0.5B", "qwen2", "code completion"),
     model("gemma3-270m", "google/gemma-3-270m-it", "270M", "gemma3", "needs the Gemma licence accepted on the hub"),
     model("gemma3", "google/gemma-3-1b-it", "1B", "gemma3", "needs the Gemma licence accepted on the hub"),
-    model("lfm2-350m", "LiquidAI/LFM2-350M", "350M", "lfm2", "convolution and attention, quick on CPUs"),
-    model("lfm2", "LiquidAI/LFM2-1.2B", "1.2B", "lfm2", "convolution and attention, quick on CPUs"),
     model("llama3.2", "meta-llama/Llama-3.2-1B-Instruct", "1B", "llama", "needs the Llama licence accepted on the hub"),
 ];
 

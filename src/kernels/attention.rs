@@ -224,7 +224,7 @@ impl Attention {
     ) {
         let (dim, width) = (shape.head_dim, shape.heads * shape.head_dim);
         let tokens = q.len() / stride;
-        assert!(dim <= MAX_HEAD_DIM && shape.heads % shape.kv_heads == 0 && cache.capacity % BLOCK == 0);
+        assert!(dim <= MAX_HEAD_DIM && shape.heads.is_multiple_of(shape.kv_heads) && cache.capacity.is_multiple_of(BLOCK));
         assert!(q.len() == tokens * stride && query_column + width <= stride && out.len() == tokens * width);
         assert!(start + tokens <= cache.capacity);
         assert!(

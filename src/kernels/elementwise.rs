@@ -32,7 +32,7 @@ unsafe fn silu<L: Lanes>(x: L) -> L {
 unsafe fn gelu_tanh<L: Lanes>(x: L) -> L {
     unsafe {
         let cubic = x.mul(x).mul(x).fma(L::splat(0.044_715), x);
-        let t = tanh(cubic.mul(L::splat(0.797_884_56)));
+        let t = tanh(cubic.mul(L::splat(0.797_884_6)));
         x.mul(L::splat(0.5)).mul(t.add(L::splat(1.0)))
     }
 }
@@ -171,7 +171,7 @@ impl Elementwise {
 
     /// `x`: `[rows, 2 * width]`, gate then up in every row; `out`: `[rows, width]`.
     pub fn gate(&self, pool: &Pool, act: Act, x: &[f32], width: usize, out: &mut [f32]) {
-        assert!(x.len() == 2 * out.len() && out.len() % width == 0);
+        assert!(x.len() == 2 * out.len() && out.len().is_multiple_of(width));
         let rows = out.len() / width;
         // One row is split by columns, several by rows.
         let parts = if rows == 1 { width.div_ceil(GRAIN / 8) } else { 1 };

@@ -22,6 +22,25 @@ mod vector;
 pub use threads::Pool;
 pub use variant::Level;
 
+/// Heads side by side in the columns of a matrix whose rows have `stride` columns.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    pub stride: usize,
+    /// First column of the first head.
+    pub start: usize,
+    pub count: usize,
+    /// Columns of a head.
+    pub dim: usize,
+}
+
+impl Heads {
+    /// Rows of a matrix of `elements`; panics when the heads do not fit.
+    fn rows(&self, elements: usize) -> usize {
+        assert!(elements.is_multiple_of(self.stride) && self.start + self.count * self.dim <= self.stride);
+        elements / self.stride
+    }
+}
+
 /// The types that generic kernels are compiled for, by the names that `variants!` uses.
 mod kinds {
     pub use super::matmul_quant::kinds::*;

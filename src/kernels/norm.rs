@@ -1,5 +1,6 @@
 //! Root-mean-square normalisation (Zhang and Sennrich, <https://arxiv.org/abs/1910.07467>).
 
+use super::Heads;
 use super::threads::{Parts, Pool};
 use super::variant::{Level, variants};
 use super::vector::{LANES, Lanes};
@@ -30,8 +31,8 @@ unsafe fn rms_lanes<L: Lanes>(x: *const f32, weight: &[f32], eps: f32, out: *mut
             L::load(x.add(i)).mul(L::splat(factor)).mul(L::load(weight.as_ptr().add(i))).store(out.add(i));
             i += LANES;
         }
-        for i in whole..n {
-            *out.add(i) = *x.add(i) * factor * weight[i];
+        for (i, weight) in weight.iter().enumerate().skip(whole) {
+            *out.add(i) = *x.add(i) * factor * weight;
         }
     }
 }
@@ -52,7 +53,7 @@ impl RmsNorm {
     /// Every row of `x [rows, weight.len()]` to `out` of the same shape.
     pub fn rows(&self, pool: &Pool, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         let width = weight.len();
-        assert!(x.len() == out.len() && x.len() % width == 0);
+        assert!(x.len() == out.len() && x.len().is_multiple_of(width));
         let rows = x.len() / width;
         let out = &Parts::new(out);
         pool.ranges(rows, 16, &|range| {
@@ -64,20 +65,18 @@ impl RmsNorm {
         });
     }
 
-    /// In place, for each of `heads` pieces of `weight.len()` columns that start at column `start` of every
-    /// row of `x [rows, stride]`.
-    pub fn heads(&self, pool: &Pool, x: &mut [f32], stride: usize, start: usize, heads: usize, weight: &[f32], eps: f32) {
-        let width = weight.len();
-        assert!(x.len() % stride == 0 && start + heads * width <= stride);
-        let rows = x.len() / stride;
+    /// In place, for every head (of `weight.len()` columns) of every row of `x`.
+    pub fn heads(&self, pool: &Pool, x: &mut [f32], heads: Heads, weight: &[f32], eps: f32) {
+        assert_eq!(heads.dim, weight.len());
+        let rows = heads.rows(x.len());
         let x = &Parts::new(x);
         pool.ranges(rows, 16, &|range| {
             for row in range {
-                for head in 0..heads {
-                    let at = row * stride + start + head * width;
+                for head in 0..heads.count {
+                    let at = row * heads.stride + heads.start + head * heads.dim;
                     // SAFETY: as above.
                     unsafe {
-                        let piece = x.slice(at..at + width).as_mut_ptr();
+                        let piece = x.slice(at..at + heads.dim).as_mut_ptr();
                         (self.run)(piece, weight, eps, piece)
                     }
                 }
@@ -101,7 +100,8 @@ mod tests {
                 let mut out = vec![0.0; x.len()];
                 RmsNorm::select(level).rows(&pool, &x, &weight, 1e-5, &mut out);
                 let mut in_place = x.clone();
-                RmsNorm::select(level).heads(&pool, &mut in_place, 4 * width, width, 2, &weight, 1e-5);
+                let heads = Heads { stride: 4 * width, start: width, count: 2, dim: width };
+                RmsNorm::select(level).heads(&pool, &mut in_place, heads, &weight, 1e-5);
                 for row in 0..rows {
                     let x = &x[row * width..][..width];
                     let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;

@@ -338,6 +338,8 @@ struct Staging {
 }
 
 const LOCK: &str = ".lock";
+/// Ends the name under which a bundle waits while its successor takes its place.
+const OLD: &str = ".old";
 
 impl Staging {
     fn create(target: &Path) -> Result<Self> {
@@ -346,7 +348,7 @@ impl Staging {
         let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, &e))?;
         let prefix = format!(".{name}.partial-");
-        remove_leftovers(parent, &prefix);
+        remove_leftovers(parent, &prefix, target);
         let dir = parent.join(format!("{prefix}{}", std::process::id()));
         fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, &e))?;
         let path = dir.join(LOCK);
@@ -364,7 +366,9 @@ impl Staging {
     fn publish(self, target: &Path) -> Result<()> {
         let failed = |e: std::io::Error| Error::io("publish", target, &e);
         let _ = fs::remove_file(self.dir.join(LOCK));
-        let old = self.dir.with_extension("old");
+        let mut old = self.dir.clone().into_os_string();
+        old.push(OLD);
+        let old = PathBuf::from(old);
         let replaced = target.exists();
         if replaced {
             fs::rename(target, &old).map_err(failed)?;
@@ -388,18 +392,19 @@ impl Drop for Staging {
     }
 }
 
-/// Removes what killed conversions to the same target left behind.
-fn remove_leftovers(parent: &Path, prefix: &str) {
+/// Removes what killed conversions to the same target left behind, and puts back a bundle that one of them
+/// had moved away but not yet replaced.
+fn remove_leftovers(parent: &Path, prefix: &str, target: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
-        if !entry.file_name().to_string_lossy().starts_with(prefix) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with(prefix) {
             continue;
         }
-        let abandoned = match File::open(entry.path().join(LOCK)) {
-            Ok(lock) => lock.try_lock().is_ok(),
-            Err(_) => false,
-        };
-        if abandoned {
+        let moved_away = name.ends_with(OLD);
+        if moved_away && !target.exists() {
+            let _ = fs::rename(entry.path(), target);
+        } else if moved_away || File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok()) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }

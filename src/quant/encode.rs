@@ -3,7 +3,7 @@
 use super::codebook::Codebook;
 use super::format::{BLOCK_COLS, CqLayout, GROUP, TILE_ROWS};
 use super::pack::{Codes, pack};
-use super::rotate::rotate;
+use super::rotate::{rotate, unrotate};
 
 /// Sums of squares over encoded weights; their ratio is the relative error.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -47,7 +47,8 @@ pub fn encode_tile(layout: &CqLayout, rows: &[f32], out: &mut [u8]) -> SquareErr
             let x = &mut x[..width];
             rotate(x);
             let mut q = [0u8; GROUP];
-            let scale = quantise_group(layout.bits, x, &mut q[..width], &mut error);
+            let scale = quantise_group(layout.bits, x, &mut q[..width]);
+            error += stored_error(layout.bits, x, &q, scale, filled);
             scales[2 * r..2 * r + 2].copy_from_slice(&scale.to_bits().to_le_bytes());
             for (k, q) in q[..width].iter().enumerate() {
                 codes[k / BLOCK_COLS][r][k % BLOCK_COLS] = *q;
@@ -65,9 +66,7 @@ pub fn encode_tile(layout: &CqLayout, rows: &[f32], out: &mut [u8]) -> SquareErr
 }
 
 /// Codes and scale of one rotated group; the scale is the least-squares one for the codes that were chosen.
-fn quantise_group(bits: usize, x: &[f32], codes: &mut [u8], error: &mut SquareError) -> half::bf16 {
-    let signal: f64 = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-    error.signal += signal;
+fn quantise_group(bits: usize, x: &[f32], codes: &mut [u8]) -> half::bf16 {
     if bits == 8 {
         let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         // bf16 may round the scale down; the clamp then costs less than half a step.
@@ -77,12 +76,11 @@ fn quantise_group(bits: usize, x: &[f32], codes: &mut [u8], error: &mut SquareEr
         for (x, c) in x.iter().zip(codes.iter_mut()) {
             let level = (x * inverse).round().clamp(-127.0, 127.0);
             *c = level as i8 as u8;
-            error.noise += f64::from(x - level * step).powi(2);
         }
         return scale;
     }
     let book = Codebook::get(bits);
-    let rms = (signal / x.len() as f64).sqrt() as f32;
+    let rms = (x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32).sqrt();
     let mut scale = rms / book.unit;
     let round = |scale: f32, codes: &mut [u8]| -> f32 {
         let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
@@ -99,11 +97,27 @@ fn quantise_group(bits: usize, x: &[f32], codes: &mut [u8], error: &mut SquareEr
     for _ in 0..3 {
         scale = round(scale, codes);
     }
-    let scale = half::bf16::from_f32(scale);
-    for (x, c) in x.iter().zip(codes.iter()) {
-        error.noise += f64::from(x - f32::from(book.levels[*c as usize]) * scale.to_f32()).powi(2);
+    half::bf16::from_f32(scale)
+}
+
+/// The integer level of a code.
+pub fn level(bits: usize, code: u8) -> f32 {
+    f32::from(if bits == 8 { code as i8 } else { Codebook::get(bits).levels[code as usize] })
+}
+
+/// Error of a rotated group over its first `filled` columns in the unrotated order; the rest is padding.
+fn stored_error(bits: usize, x: &[f32], codes: &[u8], scale: half::bf16, filled: usize) -> SquareError {
+    let mut difference = [0.0f32; GROUP];
+    let difference = &mut difference[..x.len()];
+    for ((d, x), c) in difference.iter_mut().zip(x).zip(codes) {
+        *d = x - level(bits, *c) * scale.to_f32();
     }
-    scale
+    if filled < x.len() {
+        unrotate(difference);
+    }
+    let squares = |x: &[f32]| x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+    // Padding is zero, so the rotation keeps all of the signal.
+    SquareError { signal: squares(x), noise: squares(&difference[..filled]) }
 }
 
 #[cfg(test)]
