@@ -1,7 +1,7 @@
 //! `cactus convert`: a checkpoint to a bundle, with a report.
 
 use super::Outcome;
-use super::model_options::{self, DEFAULT_BITS, ModelArgs, bits_label};
+use super::model_options::{self, Calibrate, DEFAULT_BITS, ModelArgs, Wanted, bits_label};
 use super::terminal::{self, Terminal};
 use cactus::error::Error;
 use cactus::hub::cache;
@@ -20,6 +20,9 @@ pub struct Args {
     /// Bits of the embedding table and the output head (default: 8 below 8 bits, otherwise as --bits)
     #[arg(long, value_parser = ["1", "2", "3", "4", "8", "16"])]
     head_bits: Option<String>,
+    /// What rounding below 8 bits is fitted to: auto (text that comes with the program), none, or a text file
+    #[arg(long, default_value = "auto", value_name = "auto|none|FILE")]
+    calibrate: String,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -43,7 +46,12 @@ pub fn run(args: &Args) -> Outcome {
     };
     let begin = std::time::Instant::now();
     let head_bits = args.head_bits.as_deref().and_then(|b| b.parse().ok());
-    let report = model_options::convert(&found, &target, bits, head_bits, &mut terminal)?;
+    let calibrate = match args.calibrate.as_str() {
+        "auto" => Calibrate::Auto,
+        "none" => Calibrate::None,
+        file => Calibrate::File(file.into()),
+    };
+    let report = model_options::convert(&found, &target, &Wanted { bits, head_bits, calibrate }, &mut terminal)?;
     let seconds = begin.elapsed().as_secs_f64();
     if args.json {
         terminal::print(&format!("{}\n", as_json(&report, &target, seconds)))

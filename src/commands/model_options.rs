@@ -1,11 +1,13 @@
 //! From what was typed where a model is expected to an opened engine: find, download, convert, load.
 
 use super::terminal::Terminal;
+use cactus::engine::tokenizer::Tokenizer;
 use cactus::engine::{Engine, LoadOptions};
 use cactus::error::{Error, Result};
 use cactus::hub::{self, cache, catalog};
 use cactus::kernels::Level;
 use cactus::model::bundle::Provenance;
+use cactus::model::calibrate::SAMPLE;
 use cactus::model::convert::{self, Options, Report};
 use cactus::model::import::Checkpoint;
 use cactus::model::{Bundle, bundle};
@@ -82,7 +84,7 @@ impl ModelArgs {
         if Bundle::is_bundle(&target) && (found.source != hub::Source::Local || !newer(&found.path, &target)) {
             return Ok(target);
         }
-        convert(&found, &target, bits, None, terminal)?;
+        convert(&found, &target, &Wanted { bits, ..Wanted::default() }, terminal)?;
         Ok(target)
     }
 }
@@ -109,15 +111,62 @@ pub fn find(name: &str, terminal: &mut Terminal) -> Result<hub::Found> {
     found
 }
 
+/// What to convert to.
+#[derive(Default)]
+pub struct Wanted {
+    pub bits: u32,
+    pub head_bits: Option<u32>,
+    pub calibrate: Calibrate,
+}
+
+/// What rounding is fitted to.
+#[derive(Clone, Debug, Default)]
+pub enum Calibrate {
+    /// Text that comes with the program.
+    #[default]
+    Auto,
+    /// Nothing: every weight to its nearest level.
+    None,
+    File(PathBuf),
+}
+
+/// Tokens of sample text, and of each piece.
+const SAMPLE_TOKENS: usize = 4096;
+const PIECE_TOKENS: usize = 512;
+
+/// Sample text as token ids, in pieces that begin as texts for this model do.
+fn sample(checkpoint: &Checkpoint, text: &str) -> Result<Vec<Vec<u32>>> {
+    let files = &checkpoint.tokenizer;
+    let tokenizer = Tokenizer::from_text(&files.tokenizer_json, &files.config, checkpoint.generation.as_ref())?;
+    let begin = tokenizer.bos().filter(|_| tokenizer.wants_bos());
+    // No more text than could be needed; long files are cut at a character.
+    let end = text.floor_char_boundary(text.len().min(SAMPLE_TOKENS * 16));
+    let ids = tokenizer.encode(&text[..end], false)?;
+    let room = PIECE_TOKENS - usize::from(begin.is_some());
+    let piece = |ids: &[u32]| begin.into_iter().chain(ids.iter().copied()).collect();
+    Ok(ids[..ids.len().min(SAMPLE_TOKENS)].chunks(room).map(piece).collect())
+}
+
 /// Converts a found checkpoint.
-pub fn convert(found: &hub::Found, target: &Path, bits: u32, head_bits: Option<u32>, terminal: &mut Terminal) -> Result<Report> {
+pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mut Terminal) -> Result<Report> {
+    let bits = wanted.bits;
     let checkpoint = Checkpoint::open(&found.path)?;
+    let calibration = match &wanted.calibrate {
+        Calibrate::None => Vec::new(),
+        _ if bits > 4 => Vec::new(),
+        Calibrate::Auto => sample(&checkpoint, SAMPLE)?,
+        Calibrate::File(path) => {
+            let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, &e))?;
+            sample(&checkpoint, &text)?
+        }
+    };
     let name = match found.source {
         // The folder's own name: the path would make bundles differ between machines.
         hub::Source::Local => found.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
         _ => found.name.clone(),
     };
-    let options = Options { bits, head_bits, source: Provenance { name, revision: found.revision.clone() } };
+    let options =
+        Options { bits, head_bits: wanted.head_bits, calibration, source: Provenance { name, revision: found.revision.clone() } };
     let what = format!("converting to {}", bits_label(bits));
     let report = convert::convert(&checkpoint, target, &options, &mut |event| match event {
         convert::Event::Warning(text) => terminal.note(&format!("warning: {text}")),

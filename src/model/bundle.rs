@@ -54,6 +54,8 @@ pub struct Quantiser {
     pub bits: u32,
     /// Everything stored, in bits, by the number of weights.
     pub bits_per_weight: f64,
+    /// Tokens of sample text that the rounding was fitted to; 0: plain rounding.
+    pub calibration_tokens: usize,
     /// Signs of the rotation, 128 bits, lowest channel in the lowest bit, as two hexadecimal words.
     pub rotation_signs: [String; 2],
     /// Integer levels by bits, for the widths that are used.

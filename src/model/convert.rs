@@ -1,13 +1,18 @@
 //! From a checkpoint to a bundle: tensor by tensor, a few rows at a time, published by one rename.
 
 use super::bundle::{self, FORMAT_VERSION, Manifest, Provenance, Quantiser, TensorEntry};
+use super::calibrate::Calibration;
 use super::families::{self, Role, TensorPlan};
 use super::import::{Checkpoint, Encoding};
 use crate::error::{Error, Kind, Result};
-use crate::quant::encode::{SquareError, encode_tile};
+use crate::kernels::matmul_float::{FloatMatrix, MatMulFloat};
+use crate::kernels::{Level, Pool};
+use crate::quant::encode::{Product, SquareError, encode_tile};
+use crate::quant::feedback::Feedback;
 use crate::quant::format::{ALIGN, TILE_ROWS};
 use crate::quant::{CqLayout, Format};
 use rayon::prelude::*;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::ops::Range;
@@ -20,6 +25,8 @@ pub struct Options {
     pub bits: u32,
     /// The same choice for embedding table and output head; `None`: see [`head_bits`].
     pub head_bits: Option<u32>,
+    /// Token ids of sample texts to measure inputs on; empty: plain rounding. Has no effect from 8 bits on.
+    pub calibration: Vec<Vec<u32>>,
     pub source: Provenance,
 }
 
@@ -99,8 +106,18 @@ pub fn convert(checkpoint: &Checkpoint, target: &Path, options: &Options, on_eve
     let mut out = Output { file: BufWriter::with_capacity(1 << 20, file), path };
     out.write(&header(&plan.tensors, &formats)?)?;
     let mut reports = Vec::new();
+    let mut calibration = match options.bits {
+        1..=4 if !options.calibration.is_empty() => Some(Calibration::start(checkpoint, &plan, &options.calibration)?),
+        _ => None,
+    };
+    let mut layers = 0;
+    let mut feedback = BTreeMap::new();
     for (tensor, format) in plan.tensors.iter().zip(formats) {
-        let report = write_tensor(checkpoint, tensor, format, &mut out, on_event)?;
+        if let Some(calibration) = calibration.as_mut().filter(|_| tensor.name.starts_with(&format!("layers.{layers}."))) {
+            feedback = calibration.layer(layers)?;
+            layers += 1;
+        }
+        let report = write_tensor(checkpoint, tensor, format, feedback.get(&tensor.name), &mut out, on_event)?;
         out.write(&vec![0; report.bytes.next_multiple_of(ALIGN) - report.bytes])?;
         reports.push(report);
     }
@@ -118,6 +135,7 @@ pub fn convert(checkpoint: &Checkpoint, target: &Path, options: &Options, on_eve
         quantiser: Quantiser {
             bits: options.bits,
             bits_per_weight: report.bits_per_weight(),
+            calibration_tokens: if layers > 0 { options.calibration.iter().map(Vec::len).sum() } else { 0 },
             rotation_signs: bundle::rotation_signs(),
             codebooks: widths.map(|b| (b.to_string(), bundle::codebook_levels(b))).collect(),
         },
@@ -157,7 +175,11 @@ fn format(tensor: &TensorPlan, checkpoint: &Checkpoint, options: &Options) -> Re
 }
 
 /// 16-bit sources keep their format; anything else becomes f16, or bf16 when a value is too large for f16.
-fn unquantised(tensor: &TensorPlan, checkpoint: &Checkpoint) -> Result<Format> {
+/// Vectors are f32.
+pub(super) fn unquantised(tensor: &TensorPlan, checkpoint: &Checkpoint) -> Result<Format> {
+    if tensor.role == Role::Vector {
+        return Ok(Format::F32);
+    }
     let mut encodings = Vec::new();
     for name in &tensor.sources {
         encodings.push(checkpoint.tensor(name)?.encoding);
@@ -216,7 +238,7 @@ fn header(tensors: &[TensorPlan], formats: &[Format]) -> Result<Vec<u8>> {
 }
 
 /// Reads rows of the stacked source tensors of a bundle tensor.
-fn read_rows(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
+pub(super) fn read_rows(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
     let vector = tensor.role == Role::Vector;
     // A vector is one row here, but its sources are stacked element by element.
     let (rows, width) = if vector { (0..tensor.cols, 1) } else { (rows, tensor.cols) };
@@ -243,9 +265,14 @@ fn write_tensor(
     checkpoint: &Checkpoint,
     tensor: &TensorPlan,
     format: Format,
+    feedback: Option<&Feedback>,
     out: &mut Output,
     on_event: &mut dyn FnMut(Event),
 ) -> Result<TensorReport> {
+    let (kernel, alone) = (MatMulFloat::select(Level::best(None)), Pool::new(1));
+    let product = |outer: &[f32], errors: &[f32], later: usize, sums: &mut [f32]| {
+        kernel.run(&alone, FloatMatrix::F32(outer), later, errors, None, sums);
+    };
     let layout = CqLayout::new(format, tensor.rows, tensor.cols);
     let tiles = tensor.rows.div_ceil(TILE_ROWS);
     let mut report = TensorReport {
@@ -267,7 +294,7 @@ fn write_tensor(
             Ok(match &layout {
                 Some(layout) => {
                     let mut bytes = vec![0; layout.tile_bytes()];
-                    let error = encode_tile(layout, &values, &mut bytes);
+                    let error = encode_tile(layout, &values, feedback.map(|f| (f, &product as Product)), &mut bytes);
                     (bytes, error)
                 }
                 None => plain(format, &values),
@@ -287,7 +314,7 @@ fn write_tensor(
 }
 
 /// Unquantised values as bytes.
-fn plain(format: Format, values: &[f32]) -> (Vec<u8>, SquareError) {
+pub(super) fn plain(format: Format, values: &[f32]) -> (Vec<u8>, SquareError) {
     let mut bytes = Vec::with_capacity(values.len() * format.bits() / 8);
     let mut error = SquareError::default();
     for v in values {

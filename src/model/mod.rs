@@ -1,6 +1,7 @@
 //! What a network is: specification, import of foreign checkpoints, conversion, bundles.
 
 pub mod bundle;
+pub mod calibrate;
 mod config;
 pub mod convert;
 pub mod decoder;

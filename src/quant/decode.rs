@@ -51,7 +51,7 @@ mod tests {
                 let (mut signal, mut noise, mut reported) = (0.0f64, 0.0f64, 0.0f64);
                 for (tile, out) in data.chunks_exact_mut(layout.tile_bytes()).enumerate() {
                     let end = ((tile + 1) * TILE_ROWS).min(rows);
-                    reported += encode_tile(&layout, &weights[tile * TILE_ROWS * cols..end * cols], out).noise;
+                    reported += encode_tile(&layout, &weights[tile * TILE_ROWS * cols..end * cols], None, out).noise;
                 }
                 let mut out = vec![0.0; cols];
                 for row in 0..rows {

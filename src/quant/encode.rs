@@ -1,6 +1,7 @@
 //! Rounding one tile of rows to a CQ format.
 
 use super::codebook::Codebook;
+use super::feedback::Feedback;
 use super::format::{BLOCK_COLS, CqLayout, GROUP, TILE_ROWS};
 use super::pack::{Codes, pack};
 use super::rotate::{rotate, unrotate};
@@ -28,12 +29,25 @@ impl std::ops::AddAssign for SquareError {
     }
 }
 
+/// `out [rows, later] = errors [rows, width] * outer^T` for `outer [later, width]`; handed in because the fast
+/// products live elsewhere.
+pub type Product<'a> = &'a (dyn Fn(&[f32], &[f32], usize, &mut [f32]) + Sync);
+
 /// Encodes rows of a tile. `rows` holds up to 64 rows of `layout.cols` values; rows that are missing get
-/// scale zero. `out` is the tile (`layout.tile_bytes()`).
-pub fn encode_tile(layout: &CqLayout, rows: &[f32], out: &mut [u8]) -> SquareError {
+/// scale zero. `out` is the tile (`layout.tile_bytes()`). With feedback, columns make up for the errors of
+/// those before them; the reported error is still that of the weights themselves.
+pub fn encode_tile(layout: &CqLayout, rows: &[f32], feedback: Option<(&Feedback, Product)>, out: &mut [u8]) -> SquareError {
     assert_eq!(out.len(), layout.tile_bytes());
     assert_eq!(rows.len() % layout.cols, 0);
-    assert!(rows.len() / layout.cols <= TILE_ROWS);
+    let (count, padded) = (rows.len() / layout.cols, layout.padded_cols());
+    assert!(count <= TILE_ROWS);
+    let mut weights = vec![0.0f32; count * padded];
+    for (row, out) in rows.chunks_exact(layout.cols).zip(weights.chunks_exact_mut(padded)) {
+        out[..layout.cols].copy_from_slice(row);
+        out.chunks_mut(GROUP).for_each(rotate);
+    }
+    // What is rounded: the weights, and with feedback what earlier columns left over.
+    let mut targets = weights.clone();
     let mut error = SquareError::default();
     let mut codes: Vec<Codes> = vec![[[0; BLOCK_COLS]; TILE_ROWS]; GROUP / BLOCK_COLS];
     for group in 0..layout.groups() {
@@ -41,17 +55,34 @@ pub fn encode_tile(layout: &CqLayout, rows: &[f32], out: &mut [u8]) -> SquareErr
         let start = group * GROUP;
         let filled = width.min(layout.cols - start);
         let mut scales = [0u8; 2 * TILE_ROWS];
-        for (r, row) in rows.chunks_exact(layout.cols).enumerate() {
-            let mut x = [0.0f32; GROUP];
-            x[..filled].copy_from_slice(&row[start..start + filled]);
-            let x = &mut x[..width];
-            rotate(x);
+        let mut errors = vec![0.0f32; count * width];
+        for r in 0..count {
+            let at = r * padded + start..r * padded + start + width;
+            let (w, t) = (&weights[at.clone()], &mut targets[at]);
             let mut q = [0u8; GROUP];
-            let scale = quantise_group(layout.bits, x, &mut q[..width]);
-            error += stored_error(layout.bits, x, &q, scale, filled);
+            let q = &mut q[..width];
+            let scale = quantise_group(layout.bits, t, q);
+            if let Some((feedback, _)) = feedback {
+                let inner = &feedback.groups[group].inner;
+                round_in_turn(layout.bits, w, t, scale.to_f32(), inner, q, &mut errors[r * width..(r + 1) * width]);
+            }
+            error += stored_error(layout.bits, w, q, scale, filled);
             scales[2 * r..2 * r + 2].copy_from_slice(&scale.to_bits().to_le_bytes());
-            for (k, q) in q[..width].iter().enumerate() {
+            for (k, q) in q.iter().enumerate() {
                 codes[k / BLOCK_COLS][r][k % BLOCK_COLS] = *q;
+            }
+        }
+        if let Some((feedback, product)) = feedback {
+            let outer = &feedback.groups[group].outer;
+            let later = outer.len() / width;
+            let mut sums = vec![0.0f32; count * later];
+            if later > 0 {
+                product(outer, &errors, later, &mut sums);
+            }
+            for (t, sums) in targets.chunks_exact_mut(padded).zip(sums.chunks_exact(later.max(1))) {
+                for (t, s) in t[start + width..].iter_mut().zip(sums) {
+                    *t += s;
+                }
             }
         }
         let block = layout.block_bytes();
@@ -63,6 +94,29 @@ pub fn encode_tile(layout: &CqLayout, rows: &[f32], out: &mut [u8]) -> SquareErr
         out[at..at + scales.len()].copy_from_slice(&scales);
     }
     error
+}
+
+/// Rounds the columns of a group one after the other, each error taken on to the next ones.
+fn round_in_turn(
+    bits: usize,
+    weights: &[f32],
+    targets: &mut [f32],
+    scale: f32,
+    inner: &[f32],
+    codes: &mut [u8],
+    errors: &mut [f32],
+) {
+    let width = weights.len();
+    let book = Codebook::get(bits);
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    for b in 0..width {
+        codes[b] = book.code(targets[b] * inverse);
+        errors[b] = weights[b] - f32::from(book.levels[codes[b] as usize]) * scale;
+        let e = errors[b];
+        for (t, u) in targets[b + 1..].iter_mut().zip(&inner[b * width + b + 1..(b + 1) * width]) {
+            *t += e * u;
+        }
+    }
 }
 
 /// Codes and scale of one rotated group; the scale is the least-squares one for the codes that were chosen.
@@ -139,11 +193,11 @@ mod tests {
             (0..64 * cols).map(|_| 0.02 * (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos()).collect();
         for (format, expected) in [(Format::Cq1, 0.603), (Format::Cq2, 0.343), (Format::Cq3, 0.186), (Format::Cq4, 0.0975)] {
             let layout = CqLayout::new(format, 64, cols).unwrap();
-            let error = encode_tile(&layout, &rows, &mut vec![0; layout.tile_bytes()]).relative();
+            let error = encode_tile(&layout, &rows, None, &mut vec![0; layout.tile_bytes()]).relative();
             // A fitted scale per group gains a few percent over one scale for the whole source.
             assert!((0.95..1.005).contains(&(error / expected)), "{format}: {error} against {expected}");
         }
         let layout = CqLayout::new(Format::Cq8, 64, cols).unwrap();
-        assert!(encode_tile(&layout, &rows, &mut vec![0; layout.tile_bytes()]).relative() < 0.008);
+        assert!(encode_tile(&layout, &rows, None, &mut vec![0; layout.tile_bytes()]).relative() < 0.008);
     }
 }

@@ -388,7 +388,7 @@ mod tests {
                 let w: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * 0.1).collect();
                 let mut data = vec![0; layout.bytes().unwrap()];
                 for (t, out) in data.chunks_exact_mut(layout.tile_bytes()).enumerate() {
-                    encode_tile(&layout, &w[t * 64 * cols..((t + 1) * 64).min(rows) * cols], out);
+                    encode_tile(&layout, &w[t * 64 * cols..((t + 1) * 64).min(rows) * cols], None, out);
                 }
                 let most = 11;
                 let x: Vec<f32> = (0..most * cols).map(|i| ((i * 31 % 257) as f32 - 128.0) / 40.0).collect();
