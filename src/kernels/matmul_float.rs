@@ -114,34 +114,36 @@ unsafe fn block<const KIND: usize, const R: usize, const N: usize, L: Lanes>(job
     }
 }
 
+/// `N` tokens from `token` on: tiles of `R` rows, the rows that are left one by one.
+#[inline(always)]
+unsafe fn all_rows<const KIND: usize, const R: usize, const N: usize, L: Lanes>(job: &RowsJob, token: usize) {
+    unsafe {
+        let mut row = 0;
+        while job.rows - row >= R {
+            block::<KIND, R, N, L>(job, row, token);
+            row += R;
+        }
+        while row < job.rows {
+            block::<KIND, 1, N, L>(job, row, token);
+            row += 1;
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn rows_product<const KIND: usize, L: Lanes>(job: &RowsJob) {
     unsafe {
-        let (mut token, rows) = (0, job.rows);
-        while token < job.tokens {
-            let several = job.tokens - token >= 4;
-            let mut row = 0;
-            while row < rows {
-                match (several, rows - row >= 4) {
-                    (true, _) if rows - row >= 2 => {
-                        block::<KIND, 2, 4, L>(job, row, token);
-                        row += 2;
-                    }
-                    (true, _) => {
-                        block::<KIND, 1, 4, L>(job, row, token);
-                        row += 1;
-                    }
-                    (false, true) => {
-                        block::<KIND, 4, 1, L>(job, row, token);
-                        row += 4;
-                    }
-                    (false, false) => {
-                        block::<KIND, 1, 1, L>(job, row, token);
-                        row += 1;
-                    }
-                }
-            }
-            token += if several { 4 } else { 1 };
+        let mut token = 0;
+        while L::WIDE && job.tokens - token >= 4 {
+            all_rows::<KIND, 4, 4, L>(job, token);
+            token += 4;
+        }
+        while job.tokens - token >= 2 {
+            all_rows::<KIND, 2, 2, L>(job, token);
+            token += 2;
+        }
+        if token < job.tokens {
+            all_rows::<KIND, 4, 1, L>(job, token);
         }
     }
 }

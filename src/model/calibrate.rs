@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 pub const SAMPLE: &str = include_str!("calibration.txt");
 
 /// Tokens of a run.
-const CHUNK: usize = 128;
+const CHUNK: usize = 512;
 /// Added to the diagonal of second moments, in units of its mean; doubled until the factorisation succeeds.
 const DAMPING: f32 = 0.01;
 

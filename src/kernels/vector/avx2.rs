@@ -17,6 +17,16 @@ impl Avx2 {
     }
 }
 
+/// Sum of eight lanes: halves, quarters, pairs.
+#[inline(always)]
+pub(super) unsafe fn sum8(x: __m256) -> f32 {
+    unsafe {
+        let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+        let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+        _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+    }
+}
+
 /// The transform of eight lanes. No closure, so that it is compiled for the caller's instruction set.
 #[inline(always)]
 unsafe fn hadamard8(x: __m256) -> __m256 {
@@ -125,6 +135,10 @@ impl Lanes for Avx2 {
             let n = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
             _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n))
         })
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe { sum8(_mm256_add_ps(self.0, self.1)) }
     }
     #[inline(always)]
     unsafe fn hadamard16(self) -> Self {

@@ -13,6 +13,7 @@ fn signs(d: usize) -> [f32; 16] {
 }
 
 impl Lanes for Avx512 {
+    const WIDE: bool = true;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { Avx512(_mm512_set1_ps(x)) }
@@ -86,6 +87,13 @@ impl Lanes for Avx512 {
         unsafe {
             let n = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
             Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(n)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe {
+            let high = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0x4E>(self.0, self.0));
+            super::avx2::sum8(_mm256_add_ps(_mm512_castps512_ps256(self.0), high))
         }
     }
     #[inline(always)]

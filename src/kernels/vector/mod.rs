@@ -25,6 +25,8 @@ pub const LANES: usize = 16;
 /// Sixteen f32 values.
 #[allow(clippy::missing_safety_doc)] // the module text is the contract
 pub trait Lanes: Copy {
+    /// Whether the lanes are one register and there are 32 of those, room for a 4 by 4 tile of sums.
+    const WIDE: bool = false;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     unsafe fn store(self, p: *mut f32);

@@ -115,6 +115,15 @@ impl Lanes for Neon {
         self.map(|x| unsafe { vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(127)))) })
     }
     #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe {
+            let [a, b, c, d] = self.0;
+            let x = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));
+            let x = vadd_f32(vget_low_f32(x), vget_high_f32(x));
+            vget_lane_f32::<0>(x) + vget_lane_f32::<1>(x)
+        }
+    }
+    #[inline(always)]
     unsafe fn hadamard16(self) -> Self {
         unsafe {
             let odd = [1.0f32, -1.0, 1.0, -1.0];
