@@ -125,6 +125,45 @@ fn starter_at_4_bits_knows_paris() {
     }
 }
 
+/// The gate that every change of the quantiser must pass: how far 4-bit weights move the predictions.
+#[test]
+fn starter_at_4_bits_stays_near_16_bits() {
+    let dir = TempDir::new().expect("a folder");
+    let (exact, small) = (dir.path().join("16"), dir.path().join("4"));
+    if starter("16", &exact).is_none() || starter("4", &small).is_none() {
+        return;
+    }
+    let (exact, small) = (engine(&exact, Level::best(None)), engine(&small, Level::best(None)));
+    let ids = exact.tokenizer.encode(TEXT, true).expect("ids");
+    let (p, q) = (exact.score(&ids).expect("logits"), small.score(&ids).expect("logits"));
+    let vocab = exact.vocab();
+    let log_softmax = |logits: &[f32]| -> Vec<f64> {
+        let top = logits.iter().copied().fold(f32::MIN, f32::max);
+        let total: f64 = logits.iter().map(|l| f64::from(l - top).exp()).sum();
+        logits.iter().map(|l| f64::from(l - top) - total.ln()).collect()
+    };
+    // The first tokens have little to go by; the rest is what counts.
+    let divergences: Vec<f64> = p
+        .chunks_exact(vocab)
+        .zip(q.chunks_exact(vocab))
+        .skip(16)
+        .map(|(p, q)| log_softmax(p).iter().zip(log_softmax(q)).map(|(p, q)| p.exp() * (p - q)).sum())
+        .collect();
+    let mean = divergences.iter().sum::<f64>() / divergences.len() as f64;
+    println!("mean KL divergence at 4 bits: {mean:.4} over {} tokens", divergences.len());
+    // 0.087 when this was written.
+    assert!(mean < 0.2, "mean KL divergence {mean}");
+}
+
+const TEXT: &str = "The harbour was quiet before the ferry came in. Two men mended a net on the quay while a third read the \
+tide table aloud, although everybody knew it by heart. When the boat finally appeared behind the lighthouse, the children \
+ran to the end of the pier and counted the cars on its deck. There were eleven of them, and a red tractor that nobody had \
+ordered. The captain explained that the company had sold the old tractor last week and that this one was meant for the next \
+island, but the crane there was broken. So it stayed for three days beside the post office, and by the second evening the \
+baker's daughter could drive it backwards. To compute the area of a circle, multiply pi by the square of the radius: a pond \
+with a radius of four metres covers about fifty square metres. Water expands when it freezes, which is why a full bottle \
+bursts in the cold.";
+
 #[test]
 fn other_models_agree_with_transformers() {
     let Some(folder) = std::env::var_os("CACTUS_TEST_MODELS").map(PathBuf::from) else {

@@ -87,6 +87,8 @@ impl Memory {
     /// Adds a matrix that is already in `format`.
     pub fn push(&mut self, name: &str, bytes: &[u8], rows: usize, cols: usize, format: Format) -> Weight {
         let start = self.bytes.len() * ALIGN;
+        // Exactly what is needed: doubling would cost as much again as a layer's weights.
+        self.bytes.reserve_exact(bytes.len().div_ceil(ALIGN));
         for chunk in bytes.chunks(ALIGN) {
             let mut padded = [0; ALIGN];
             padded[..chunk.len()].copy_from_slice(chunk);

@@ -22,7 +22,8 @@ pub fn source(path: &str) -> PathBuf {
 
 /// Converts a checkpoint in this process.
 pub fn bundle(checkpoint: &Path, target: &Path, bits: u32) {
-    let options = Options { bits, head_bits: None, source: Provenance { name: "test".into(), revision: None } };
+    let options =
+        Options { bits, head_bits: None, calibration: Vec::new(), source: Provenance { name: "test".into(), revision: None } };
     let checkpoint = Checkpoint::open(checkpoint).expect("a sound checkpoint");
     convert(&checkpoint, target, &options, &mut |_| {}).expect("a conversion");
 }
