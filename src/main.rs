@@ -1,7 +1,5 @@
 //! The `cactus` command.
 
-#![deny(unsafe_code)]
-
 mod commands;
 
 fn main() -> std::process::ExitCode {

@@ -125,6 +125,29 @@ fn starter_at_4_bits_knows_paris() {
     }
 }
 
+/// A prompt of about a thousand tokens: nothing but the weights file, the key-value cache and 60 MB.
+#[test]
+fn starter_at_4_bits_runs_in_little_memory() {
+    let home = Home::new();
+    let target = home.path().join("starter");
+    if starter("4", &target).is_none() {
+        return;
+    }
+    let prompt = TEXT.repeat(5);
+    let arguments = ["--json", "--max-tokens", "50", "--context", "1100", "--prompt", &prompt];
+    let output = finish(home.cactus(["run"]).arg(&target).args(arguments)).ok();
+    let response: Value = serde_json::from_str(&output).expect("JSON");
+    let tokens = response["total_tokens"].as_u64().expect("a count");
+    assert!((900..1100).contains(&tokens), "{tokens} tokens");
+    let weights = std::fs::metadata(target.join("weights.safetensors")).expect("weights").len();
+    // 30 layers, keys and values, 3 heads of 64, two bytes each.
+    let cache = tokens * 30 * 2 * 3 * 64 * 2;
+    let used = response["ram_usage_mb"].as_f64().expect("a number") * 1e6;
+    let above = used - weights as f64 - cache as f64;
+    println!("{:.1} MB above weights ({weights} bytes) and cache ({cache} bytes)", above / 1e6);
+    assert!(above < 60e6, "{above} bytes above weights and cache");
+}
+
 /// The gate that every change of the quantiser must pass: how far 4-bit weights move the predictions.
 #[test]
 fn starter_at_4_bits_stays_near_16_bits() {

@@ -139,9 +139,9 @@ fn sample(checkpoint: &Checkpoint, text: &str) -> Result<Vec<Vec<u32>>> {
     let files = &checkpoint.tokenizer;
     let tokenizer = Tokenizer::from_text(&files.tokenizer_json, &files.config, checkpoint.generation.as_ref())?;
     let begin = tokenizer.bos().filter(|_| tokenizer.wants_bos());
-    // No more text than could be needed; long files are cut at a character.
-    let end = text.floor_char_boundary(text.len().min(SAMPLE_TOKENS * 16));
-    let ids = tokenizer.encode(&text[..end], false)?;
+    // No more text than could be needed.
+    let some: String = text.chars().take(SAMPLE_TOKENS * 16).collect();
+    let ids = tokenizer.encode(&some, false)?;
     let room = PIECE_TOKENS - usize::from(begin.is_some());
     let piece = |ids: &[u32]| begin.into_iter().chain(ids.iter().copied()).collect();
     Ok(ids[..ids.len().min(SAMPLE_TOKENS)].chunks(room).map(piece).collect())
