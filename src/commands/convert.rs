@@ -1,10 +1,9 @@
 //! `cactus convert`: a checkpoint to a bundle, with a report.
 
 use super::Outcome;
-use super::model_options::{self, Calibrate, DEFAULT_BITS, ModelArgs, Wanted, bits_label};
+use super::model_options::{self, Calibrate, DEFAULT_BITS, ModelArgs, Wanted};
 use super::terminal::{self, Terminal};
 use cactus::error::Error;
-use cactus::hub::cache;
 use cactus::model::Bundle;
 use cactus::model::convert::Report;
 use serde_json::json;
@@ -42,7 +41,7 @@ pub fn run(args: &Args) -> Outcome {
     let found = model_options::find(args.model.name(), &mut terminal)?;
     let target = match &args.dir {
         Some(dir) => dir.clone(),
-        None => cache::bundle_dir(&model_options::bundle_name(&found), &bits_label(bits))?,
+        None => model_options::cached_bundle(args.model.name(), &found, bits)?,
     };
     let begin = std::time::Instant::now();
     let head_bits = args.head_bits.as_deref().and_then(|b| b.parse().ok());

@@ -70,33 +70,38 @@ impl ModelArgs {
             };
         }
         let bits = self.bits.unwrap_or(DEFAULT_BITS);
-        if !path.exists()
-            && let Some(repo) =
-                catalog::lookup(self.name()).map(|m| m.repo).or_else(|| self.name().contains('/').then_some(self.name()))
-        {
-            let converted = cache::bundle_dir(repo, &bits_label(bits))?;
-            if Bundle::is_bundle(&converted) {
+        // A bundle of an older version counts as none and is made again.
+        let usable = |bundle: &Path| Bundle::is_bundle(bundle) && Bundle::read_manifest(bundle).is_ok();
+        if let Some(name) = hub_name(self.name()) {
+            let converted = cache::bundle_dir(name, &bits_label(bits))?;
+            if usable(&converted) {
                 return Ok(converted);
             }
         }
         let found = find(self.name(), terminal)?;
-        let target = cache::bundle_dir(&bundle_name(&found), &bits_label(bits))?;
-        if Bundle::is_bundle(&target) && (found.source != hub::Source::Local || !newer(&found.path, &target)) {
-            return Ok(target);
+        let target = cached_bundle(self.name(), &found, bits)?;
+        let changed = found.source == hub::Source::Local && newer(&found.path, &target);
+        if changed || !usable(&target) {
+            convert(&found, &target, &Wanted { bits, ..Wanted::default() }, terminal)?;
         }
-        convert(&found, &target, &Wanted { bits, ..Wanted::default() }, terminal)?;
         Ok(target)
     }
 }
 
-/// `cq4`, `f16`: how bundle folders name their bits.
-pub fn bits_label(bits: u32) -> String {
-    if bits == 16 { "f16".to_owned() } else { format!("cq{bits}") }
+/// The hub name that was typed, aliases resolved; `None` for a path.
+fn hub_name(typed: &str) -> Option<&str> {
+    let known = || catalog::lookup(typed).map(|m| m.repo);
+    if Path::new(typed).exists() { None } else { known().or_else(|| typed.contains('/').then_some(typed)) }
 }
 
-/// The name a found checkpoint's bundle is kept under.
-pub fn bundle_name(found: &hub::Found) -> String {
-    found.name.clone()
+/// Where the bundle of a found checkpoint is kept.
+pub fn cached_bundle(typed: &str, found: &hub::Found, bits: u32) -> Result<PathBuf> {
+    cache::bundle_dir(hub_name(typed).unwrap_or(&found.name), &bits_label(bits))
+}
+
+/// `cq4`, `f16`: how bundle folders name their bits.
+fn bits_label(bits: u32) -> String {
+    if bits == 16 { "f16".to_owned() } else { format!("cq{bits}") }
 }
 
 /// Finds or downloads a checkpoint.
