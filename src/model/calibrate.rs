@@ -3,10 +3,10 @@
 //! Only one layer's weights are in memory at a time: the residual stream of all sample tokens is kept and
 //! taken from layer to layer.
 
-use super::convert::{plain, read_rows, unquantised};
 use super::decoder;
 use super::families::{ModelPlan, TensorPlan};
 use super::import::Checkpoint;
+use super::source::{plain, read_rows, unquantised};
 use crate::error::{Error, Result};
 use crate::graph::{Feed, Memory, Plan, Run, Weight};
 use crate::kernels::matmul_float::{FloatMatrix, MatMulFloat};

@@ -3,8 +3,10 @@
 use super::bundle::{self, FORMAT_VERSION, Manifest, Provenance, Quantiser, TensorEntry};
 use super::calibrate::Calibration;
 use super::families::{self, Role, TensorPlan};
-use super::import::{Checkpoint, Encoding};
-use crate::error::{Error, Kind, Result};
+use super::import::Checkpoint;
+use super::source::{plain, read_rows, unquantised};
+use super::staging::Staging;
+use crate::error::{Error, Result};
 use crate::kernels::matmul_float::{FloatMatrix, MatMulFloat};
 use crate::kernels::{Level, Pool};
 use crate::quant::encode::{Product, SquareError, encode_tile};
@@ -13,9 +15,8 @@ use crate::quant::format::{ALIGN, TILE_ROWS};
 use crate::quant::{CqLayout, Format};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// What to convert to.
@@ -174,37 +175,6 @@ fn format(tensor: &TensorPlan, checkpoint: &Checkpoint, options: &Options) -> Re
     Format::cq(bits).ok_or_else(|| Error::usage(format!("{bits} bits are not supported (supported: 1, 2, 3, 4, 8, 16)")))
 }
 
-/// 16-bit sources keep their format; anything else becomes f16, or bf16 when a value is too large for f16.
-/// Vectors are f32.
-pub(super) fn unquantised(tensor: &TensorPlan, checkpoint: &Checkpoint) -> Result<Format> {
-    if tensor.role == Role::Vector {
-        return Ok(Format::F32);
-    }
-    let mut encodings = Vec::new();
-    for name in &tensor.sources {
-        encodings.push(checkpoint.tensor(name)?.encoding);
-    }
-    if encodings.iter().all(|e| *e == Encoding::BF16) {
-        return Ok(Format::BF16);
-    }
-    if encodings.iter().all(|e| *e == Encoding::F16) {
-        return Ok(Format::F16);
-    }
-    for name in &tensor.sources {
-        let source = checkpoint.tensor(name)?;
-        let blocks = (0..source.rows()).collect::<Vec<_>>();
-        let fits = blocks.par_chunks(TILE_ROWS).map(|rows| -> Result<bool> {
-            let mut values = vec![0.0; rows.len() * source.width()];
-            source.read_rows(rows[0]..rows[0] + rows.len(), &mut values)?;
-            Ok(values.iter().all(|v| v.abs() <= half::f16::MAX.to_f32()))
-        });
-        if !fits.collect::<Result<Vec<bool>>>()?.into_iter().all(|fits| fits) {
-            return Ok(Format::BF16);
-        }
-    }
-    Ok(Format::F16)
-}
-
 /// The safetensors header. Tensors must follow one another without gaps, so the bytes that align the next
 /// one are a tensor of their own, `pad.N`.
 fn header(tensors: &[TensorPlan], formats: &[Format]) -> Result<Vec<u8>> {
@@ -235,30 +205,6 @@ fn header(tensors: &[TensorPlan], formats: &[Format]) -> Result<Vec<u8>> {
     let mut header = (text.len() as u64).to_le_bytes().to_vec();
     header.append(&mut text);
     Ok(header)
-}
-
-/// Reads rows of the stacked source tensors of a bundle tensor.
-pub(super) fn read_rows(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
-    let vector = tensor.role == Role::Vector;
-    // A vector is one row here, but its sources are stacked element by element.
-    let (rows, width) = if vector { (0..tensor.cols, 1) } else { (rows, tensor.cols) };
-    let mut first = 0;
-    for name in &tensor.sources {
-        let source = checkpoint.tensor(name)?;
-        let count = source.shape[0];
-        let (start, end) = (rows.start.max(first), rows.end.min(first + count));
-        if start < end {
-            let part = &mut out[(start - rows.start) * width..(end - rows.start) * width];
-            let wanted = if vector { 0..1 } else { start - first..end - first };
-            source.read_rows(wanted, part).map_err(|e| e.context(format!("tensor {name}")))?;
-        }
-        first += count;
-    }
-    if let Some(bad) = out.iter().find(|v| !v.is_finite()) {
-        return Err(Error::new(Kind::BadFile, format!("tensor {} holds the value {bad}", tensor.sources.join(" + "))));
-    }
-    out.iter_mut().for_each(|v| *v += tensor.offset);
-    Ok(())
 }
 
 fn write_tensor(
@@ -313,32 +259,6 @@ fn write_tensor(
     Ok(report)
 }
 
-/// Unquantised values as bytes.
-pub(super) fn plain(format: Format, values: &[f32]) -> (Vec<u8>, SquareError) {
-    let mut bytes = Vec::with_capacity(values.len() * format.bits() / 8);
-    let mut error = SquareError::default();
-    for v in values {
-        let stored = match format {
-            Format::F16 => {
-                let h = half::f16::from_f32(*v);
-                bytes.extend(h.to_bits().to_le_bytes());
-                h.to_f32()
-            }
-            Format::BF16 => {
-                let h = half::bf16::from_f32(*v);
-                bytes.extend(h.to_bits().to_le_bytes());
-                h.to_f32()
-            }
-            _ => {
-                bytes.extend(v.to_le_bytes());
-                *v
-            }
-        };
-        error += SquareError { signal: f64::from(*v).powi(2), noise: f64::from(v - stored).powi(2) };
-    }
-    (bytes, error)
-}
-
 /// The weights file being written.
 struct Output {
     file: BufWriter<File>,
@@ -354,85 +274,5 @@ impl Output {
         let failed = |e: std::io::Error| Error::io("write", &self.path, &e);
         let file = self.file.into_inner().map_err(|e| failed(e.into_error()))?;
         file.sync_all().map_err(|e| Error::io("write", &self.path, &e))
-    }
-}
-
-/// A folder beside the target, removed again unless it is published.
-struct Staging {
-    dir: PathBuf,
-    /// Locked while this process lives, so that others can tell a leftover from work in progress.
-    _lock: File,
-}
-
-const LOCK: &str = ".lock";
-/// Ends the name under which a bundle waits while its successor takes its place.
-const OLD: &str = ".old";
-
-impl Staging {
-    fn create(target: &Path) -> Result<Self> {
-        let name = target.file_name().and_then(|n| n.to_str()).filter(|n| !n.is_empty());
-        let name = name.ok_or_else(|| Error::usage(format!("{} is no name for a bundle", target.display())))?;
-        let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, &e))?;
-        let prefix = format!(".{name}.partial-");
-        remove_leftovers(parent, &prefix, target);
-        let dir = parent.join(format!("{prefix}{}", std::process::id()));
-        fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, &e))?;
-        let path = dir.join(LOCK);
-        let lock = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
-        lock.try_lock().map_err(|e| Error::new(Kind::Io, format!("cannot lock {}: {e}", path.display())))?;
-        Ok(Staging { dir, _lock: lock })
-    }
-
-    fn write(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.dir.join(name);
-        fs::write(&path, text).map_err(|e| Error::io("write", &path, &e))
-    }
-
-    /// Gives the folder its final name; an older bundle there is moved away first and then removed.
-    fn publish(self, target: &Path) -> Result<()> {
-        let failed = |e: std::io::Error| Error::io("publish", target, &e);
-        let _ = fs::remove_file(self.dir.join(LOCK));
-        let mut old = self.dir.clone().into_os_string();
-        old.push(OLD);
-        let old = PathBuf::from(old);
-        let replaced = target.exists();
-        if replaced {
-            fs::rename(target, &old).map_err(failed)?;
-        }
-        let done = fs::rename(&self.dir, target).map_err(failed);
-        if replaced {
-            if done.is_err() {
-                let _ = fs::rename(&old, target);
-            } else {
-                let _ = fs::remove_dir_all(&old);
-            }
-        }
-        done
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        // After `publish` there is nothing left under this name.
-        let _ = fs::remove_dir_all(&self.dir);
-    }
-}
-
-/// Removes what killed conversions to the same target left behind, and puts back a bundle that one of them
-/// had moved away but not yet replaced.
-fn remove_leftovers(parent: &Path, prefix: &str, target: &Path) {
-    let Ok(entries) = fs::read_dir(parent) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with(prefix) {
-            continue;
-        }
-        let moved_away = name.ends_with(OLD);
-        if moved_away && !target.exists() {
-            let _ = fs::rename(entry.path(), target);
-        } else if moved_away || File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok()) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
     }
 }

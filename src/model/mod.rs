@@ -7,6 +7,8 @@ pub mod convert;
 pub mod decoder;
 pub mod families;
 pub mod import;
+mod source;
 pub mod spec;
+mod staging;
 
 pub use bundle::Bundle;

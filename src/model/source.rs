@@ -1,0 +1,91 @@
+//! The values of a bundle tensor: rows of the checkpoint tensors that it stacks.
+
+use super::families::{Role, TensorPlan};
+use super::import::{Checkpoint, Encoding};
+use crate::error::{Error, Kind, Result};
+use crate::quant::Format;
+use crate::quant::encode::SquareError;
+use crate::quant::format::TILE_ROWS;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// 16-bit sources keep their format; anything else becomes f16, or bf16 when a value is too large for f16.
+/// Vectors are f32.
+pub fn unquantised(tensor: &TensorPlan, checkpoint: &Checkpoint) -> Result<Format> {
+    if tensor.role == Role::Vector {
+        return Ok(Format::F32);
+    }
+    let mut encodings = Vec::new();
+    for name in &tensor.sources {
+        encodings.push(checkpoint.tensor(name)?.encoding);
+    }
+    if encodings.iter().all(|e| *e == Encoding::BF16) {
+        return Ok(Format::BF16);
+    }
+    if encodings.iter().all(|e| *e == Encoding::F16) {
+        return Ok(Format::F16);
+    }
+    for name in &tensor.sources {
+        let source = checkpoint.tensor(name)?;
+        let blocks = (0..source.rows()).collect::<Vec<_>>();
+        let fits = blocks.par_chunks(TILE_ROWS).map(|rows| -> Result<bool> {
+            let mut values = vec![0.0; rows.len() * source.width()];
+            source.read_rows(rows[0]..rows[0] + rows.len(), &mut values)?;
+            Ok(values.iter().all(|v| v.abs() <= half::f16::MAX.to_f32()))
+        });
+        if !fits.collect::<Result<Vec<bool>>>()?.into_iter().all(|fits| fits) {
+            return Ok(Format::BF16);
+        }
+    }
+    Ok(Format::F16)
+}
+
+/// Reads rows of the stacked source tensors of a bundle tensor.
+pub fn read_rows(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
+    let vector = tensor.role == Role::Vector;
+    // A vector is one row here, but its sources are stacked element by element.
+    let (rows, width) = if vector { (0..tensor.cols, 1) } else { (rows, tensor.cols) };
+    let mut first = 0;
+    for name in &tensor.sources {
+        let source = checkpoint.tensor(name)?;
+        let count = source.shape[0];
+        let (start, end) = (rows.start.max(first), rows.end.min(first + count));
+        if start < end {
+            let part = &mut out[(start - rows.start) * width..(end - rows.start) * width];
+            let wanted = if vector { 0..1 } else { start - first..end - first };
+            source.read_rows(wanted, part).map_err(|e| e.context(format!("tensor {name}")))?;
+        }
+        first += count;
+    }
+    if let Some(bad) = out.iter().find(|v| !v.is_finite()) {
+        return Err(Error::new(Kind::BadFile, format!("tensor {} holds the value {bad}", tensor.sources.join(" + "))));
+    }
+    out.iter_mut().for_each(|v| *v += tensor.offset);
+    Ok(())
+}
+
+/// Unquantised values as bytes.
+pub fn plain(format: Format, values: &[f32]) -> (Vec<u8>, SquareError) {
+    let mut bytes = Vec::with_capacity(values.len() * format.bits() / 8);
+    let mut error = SquareError::default();
+    for v in values {
+        let stored = match format {
+            Format::F16 => {
+                let h = half::f16::from_f32(*v);
+                bytes.extend(h.to_bits().to_le_bytes());
+                h.to_f32()
+            }
+            Format::BF16 => {
+                let h = half::bf16::from_f32(*v);
+                bytes.extend(h.to_bits().to_le_bytes());
+                h.to_f32()
+            }
+            _ => {
+                bytes.extend(v.to_le_bytes());
+                *v
+            }
+        };
+        error += SquareError { signal: f64::from(*v).powi(2), noise: f64::from(v - stored).powi(2) };
+    }
+    (bytes, error)
+}
