@@ -12,7 +12,7 @@ use cactus::error::Error;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Run, convert and serve language models on an ordinary CPU.
+/// Convert and run language models on an ordinary CPU.
 #[derive(Parser)]
 #[command(name = "cactus", version, about, max_term_width = 100, after_help = model_options::ENVIRONMENT)]
 struct Cli {
