@@ -59,17 +59,8 @@ pub struct Settings {
 
 impl Settings {
     /// Names of [`Settings::set`], as they are shown. In files they have underscores.
-    pub const NAMES: [&'static str; 9] = [
-        "temperature",
-        "top-k",
-        "top-p",
-        "min-p",
-        "repetition-penalty",
-        "seed",
-        "max-tokens",
-        "think",
-        "overflow",
-    ];
+    pub const NAMES: [&'static str; 9] =
+        ["temperature", "top-k", "top-p", "min-p", "repetition-penalty", "seed", "max-tokens", "think", "overflow"];
 
     /// Value of a setting as text; `None` if there is no such setting.
     pub fn get(&self, name: &str) -> Option<String> {
