@@ -153,6 +153,9 @@ fn answer(args: &Args) -> Outcome {
             answer.ids.len()
         )),
         Finish::Length => terminal.note(&format!("note: the answer was cut at {} tokens (--max-tokens)", answer.ids.len())),
+        Finish::Stop if answer.unfinished_thinking => {
+            terminal.note("note: the model ended inside its thinking, there is no answer; --think off may help");
+        }
         Finish::Stop => {}
     }
     Ok(())

@@ -62,7 +62,7 @@ impl Display {
                 let _ = write!(std::io::stderr(), "{begin}{text}");
             }
             Part::Answer(text) if self.shown.answer => {
-                self.end_thoughts();
+                self.end_thoughts("\n");
                 self.line_ended = text.ends_with('\n');
                 let text = self.markdown.as_mut().map_or_else(|| text.to_owned(), |markdown| markdown.push(text));
                 self.print(&text);
@@ -71,10 +71,11 @@ impl Display {
         }
     }
 
-    fn end_thoughts(&mut self) {
+    /// Ends the thoughts' last line; `gap` sets them off from what follows.
+    fn end_thoughts(&mut self, gap: &str) {
         if std::mem::take(&mut self.thinking) {
             let end = if self.dim { RESET } else { "" };
-            let _ = write!(std::io::stderr(), "{end}\n\n");
+            let _ = write!(std::io::stderr(), "{end}\n{gap}");
         }
     }
 
@@ -86,7 +87,7 @@ impl Display {
 
     /// The answer is complete: shows what was held back and ends the line.
     pub fn finish(mut self) -> Outcome {
-        self.end_thoughts();
+        self.end_thoughts("");
         if self.shown.answer {
             let rest = self.markdown.as_mut().map(Markdown::finish).unwrap_or_default();
             let on_terminal = self.markdown.is_some();

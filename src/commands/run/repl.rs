@@ -221,8 +221,8 @@ fn status(answer: &Answer, session: &Session, engine: &Engine) -> String {
         Finish::Interrupted => ", stopped",
     }
     .to_owned();
-    if answer.unfinished_thinking && answer.finish != Finish::Stop {
-        end += " while still thinking";
+    if answer.unfinished_thinking {
+        end += if answer.finish == Finish::Stop { ", ended while still thinking" } else { " while still thinking" };
     }
     format!(
         "[{:.1} tokens/s, {} of {} tokens of context, confidence {confidence}{end}]",
