@@ -8,4 +8,5 @@ mod convert;
 mod golden;
 mod house;
 mod real_models;
+mod repl;
 mod support;

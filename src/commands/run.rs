@@ -1,15 +1,22 @@
 //! `cactus run`: one answer, or a chat.
 
+mod display;
+mod editor;
+mod markdown;
 mod repl;
+mod repl_commands;
 
 use super::model_options::{EngineArgs, ModelArgs};
 use super::terminal::{self, Terminal};
 use super::{Failure, Outcome};
-use cactus::engine::chat::{Message, RenderOptions, Role};
+use cactus::engine::chat::{Message, Role};
 use cactus::engine::sampler::Sampling;
-use cactus::engine::{Engine, Finish, Request, generate, response};
+use cactus::engine::thinking::{Prompt, Think, generate_parts};
+use cactus::engine::{Engine, Finish, Request, response};
 use cactus::error::{Error, Result};
 use cactus::hub::catalog;
+use clap::builder::TypedValueParser;
+use display::{Display, Shown};
 use std::io::{IsTerminal, Read};
 
 #[derive(clap::Args)]
@@ -22,6 +29,10 @@ pub struct Args {
     /// What the model is told before the conversation
     #[arg(short, long)]
     pub system: Option<String>,
+    /// Reasoning before the answer: on, off, or hide (reason, but show only the answer). Thoughts go to
+    /// standard error. auto: as the model does by itself
+    #[arg(long, default_value = "auto", value_parser = think())]
+    pub think: Think,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
@@ -35,6 +46,10 @@ pub struct Args {
     /// Print where the time went, to standard error
     #[arg(long)]
     pub profile: bool,
+}
+
+fn think() -> impl clap::builder::TypedValueParser<Value = Think> {
+    clap::builder::PossibleValuesParser::new(Think::NAMES).try_map(|name| name.parse::<Think>())
 }
 
 /// How tokens are chosen.
@@ -113,28 +128,17 @@ fn answer(args: &Args) -> Outcome {
     }
     terminal::catch_interrupts();
     let Some(prompt) = prompt else {
-        return repl::run(&engine, &request, args.system.as_deref(), &terminal);
+        return repl::run(args, engine, &request, &mut terminal);
     };
-    let ids = prompt_ids(&engine, args.system.as_deref(), &prompt)?;
+    let prompt = one_turn(&engine, args.system.as_deref(), &prompt, args.think)?;
     let mut session = engine.session();
     session.profile = args.profile.then(Default::default);
-    let mut closed = Ok(());
-    let answer = generate(
-        &mut session,
-        &ids,
-        &request,
-        &mut |text| {
-            if !args.json && closed.is_ok() {
-                closed = terminal::print(text);
-            }
-        },
-        &terminal::interrupted,
-    )?;
-    closed?;
+    let shown = Shown { thoughts: args.think.shows() && !args.quiet && !args.json, answer: !args.json, markdown: false };
+    let mut display = Display::new(shown);
+    let answer = generate_parts(&mut session, &prompt, &request, &mut |part| display.part(part), &terminal::interrupted)?;
+    display.finish()?;
     if args.json {
         terminal::print(&format!("{}\n", response::completion(&answer, THRESHOLD)))?;
-    } else {
-        terminal::print("\n")?;
     }
     if let Some(profile) = &session.profile {
         terminal.note(&profile.table());
@@ -144,27 +148,28 @@ fn answer(args: &Args) -> Outcome {
         Finish::Context => {
             terminal.note(&format!("note: the context of {} tokens is full, the answer was cut", engine.context()))
         }
+        Finish::Length if answer.unfinished_thinking => terminal.note(&format!(
+            "note: all {} tokens (--max-tokens) went into thinking, there is no answer; more tokens or --think off help",
+            answer.ids.len()
+        )),
         Finish::Length => terminal.note(&format!("note: the answer was cut at {} tokens (--max-tokens)", answer.ids.len())),
+        Finish::Stop if answer.unfinished_thinking => {
+            terminal.note("note: the model ended inside its thinking, there is no answer; --think off may help");
+        }
         Finish::Stop => {}
     }
     Ok(())
 }
 
-/// Ids for one user turn; a model without a chat template gets the text as it is.
-fn prompt_ids(engine: &Engine, system: Option<&str>, prompt: &str) -> Result<Vec<u32>> {
+/// The prompt of one user turn; a model without a chat template gets the text as it is.
+fn one_turn(engine: &Engine, system: Option<&str>, prompt: &str, think: Think) -> Result<Prompt> {
     if !engine.template.has_template() {
         let text = system.map_or_else(|| prompt.to_owned(), |s| format!("{s}\n\n{prompt}"));
-        return engine.tokenizer.encode(&text, true);
+        return Ok(Prompt { ids: engine.tokenizer.encode(&text, true)?, inside: false });
     }
     let mut messages: Vec<Message> = system.map(|s| Message::new(Role::System, s)).into_iter().collect();
     messages.push(Message::new(Role::User, prompt));
-    chat_ids(engine, &messages)
-}
-
-/// Ids for a conversation that the assistant is to continue.
-fn chat_ids(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>> {
-    let rendered = engine.template.render(messages, &RenderOptions { add_generation_prompt: true, ..Default::default() })?;
-    engine.tokenizer.encode_prompt(&rendered)
+    Prompt::chat(engine, &messages, think.enable())
 }
 
 /// The prompt option and what was piped in, joined by an empty line; `None` for a chat on a terminal.
