@@ -114,7 +114,7 @@ fn gguf_gives_the_same() {
 
 /// However a prompt is cut, the same numbers come out, bit by bit.
 #[test]
-fn pieces_of_a_prompt_give_the_same_bits() {
+fn p13_pieces_of_a_prompt_give_the_same_bits() {
     let bits_of = |logits: &[f32]| logits.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
     for bits in [16, 4] {
         with_each(bits, |model, golden, path| {

@@ -67,7 +67,7 @@ fn renders_published_templates_as_python_does() {
 
 /// Nobody's system turn is lost: expected text is Python's for the messages folded by hand.
 #[test]
-fn refused_roles_are_folded_and_merged() {
+fn p04_refused_roles_are_folded_and_merged() {
     let gemma = template("gemma.jinja");
     let system = Message::new(Role::System, "Be brief.");
     let answer = Message::new(Role::Assistant, "Hi.");
@@ -101,7 +101,7 @@ fn refused_roles_are_folded_and_merged() {
 }
 
 #[test]
-fn a_refusal_that_stays_is_the_templates_own() {
+fn p04_a_refusal_that_stays_is_the_templates_own() {
     let gemma = template("gemma.jinja");
     let starts_wrong = [Message::new(Role::Assistant, "Hi."), user("a")];
     let error = gemma.render(&starts_wrong, &prompt()).unwrap_err();
@@ -114,7 +114,7 @@ fn a_refusal_that_stays_is_the_templates_own() {
 }
 
 #[test]
-fn the_clock_is_the_callers() {
+fn p03_the_clock_is_the_callers() {
     let source =
         "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% else %}26 Jul 2024{% endif %}|{{ date_string }}";
     let dated = ChatTemplate::new(source, None, None).unwrap();
@@ -124,7 +124,7 @@ fn the_clock_is_the_callers() {
 }
 
 #[test]
-fn errors_are_one_line_with_the_place_and_the_name() {
+fn p03_errors_are_one_line_with_the_place_and_the_name() {
     let fails = |source: &str| match ChatTemplate::new(source, None, None) {
         Ok(template) => template.render(&[user("a")], &prompt()).unwrap_err(),
         Err(e) => e,
@@ -173,7 +173,7 @@ fn messages_in_the_openai_form() {
 }
 
 #[test]
-fn no_content_beside_tool_calls_is_empty_content() {
+fn p05_no_content_beside_tool_calls_is_empty_content() {
     let calls = json!([{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]);
     let forms = [
         json!({"role": "assistant", "content": null, "tool_calls": calls}),

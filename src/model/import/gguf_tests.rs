@@ -123,7 +123,7 @@ fn fails(bytes: &[u8], parts: &[&str]) -> Kind {
 }
 
 #[test]
-fn a_file_of_the_gguf_package_opens_with_sentencepiece_ids() {
+fn p12_a_file_of_the_gguf_package_opens_with_sentencepiece_ids() {
     let c = open(FIXTURE).unwrap();
     let truth: Value = serde_json::from_str(TRUTH).unwrap();
     let tokenizer = Tokenizer::from_bytes(&c.tokenizer.tokenizer_json).unwrap();
@@ -164,7 +164,7 @@ fn a_file_of_the_gguf_package_opens_with_sentencepiece_ids() {
 }
 
 #[test]
-fn a_file_cut_anywhere_is_an_error() {
+fn p54_a_file_cut_anywhere_is_an_error() {
     let data = FIXTURE.len() - 12 * 1024;
     let mut ends: Vec<usize> = (0..12).map(|i| data / 12 * i).collect();
     ends.extend([1, 7, 23, FIXTURE.len() / 2, data + 1, FIXTURE.len() - 1000, FIXTURE.len() - 600, FIXTURE.len() - 544]);
@@ -174,7 +174,7 @@ fn a_file_cut_anywhere_is_an_error() {
 }
 
 #[test]
-fn damaged_bytes_never_panic() {
+fn p52_damaged_bytes_never_panic() {
     let dir = TempDir::new().unwrap();
     let mut state = 1u64;
     let mut next = || {
@@ -201,7 +201,7 @@ fn damaged_bytes_never_panic() {
 }
 
 #[test]
-fn absurd_counts_fail_at_once() {
+fn p52_absurd_counts_fail_at_once() {
     let started = std::time::Instant::now();
     let absurd = [1u64 << 63, u64::MAX, 1 << 62, 1 << 40, 1 << 20];
     for n in absurd.map(u64::to_le_bytes) {
@@ -223,7 +223,7 @@ fn absurd_counts_fail_at_once() {
 }
 
 #[test]
-fn impossible_tensors_are_named() {
+fn p52_impossible_tensors_are_named() {
     for dims in [&[][..], &[4; 5], &[0, 8], &[1 << 32, 1 << 32], &[u64::MAX, 2], &[1 << 40, 4], &[1 << 63]] {
         let kind = fails(&model("llama", 1).tensor("blk.0.attn_q.weight", dims, &[0.0; 32]).build(), &[]);
         assert_eq!(kind, Kind::BadFile, "{dims:?}");
@@ -241,7 +241,7 @@ fn impossible_tensors_are_named() {
 }
 
 #[test]
-fn other_containers_are_named() {
+fn p55_other_containers_are_named() {
     let version = |v: [u8; 4]| [&b"GGUF"[..], &v, &FIXTURE[8..]].concat();
     assert_eq!(fails(&version([1, 0, 0, 0]), &["version 1", "2 and 3"]), Kind::Unsupported);
     assert_eq!(fails(&version([0, 0, 0, 3]), &["big-endian"]), Kind::Unsupported);
@@ -253,7 +253,7 @@ fn other_containers_are_named() {
 }
 
 #[test]
-fn unsupported_things_are_named() {
+fn p55_unsupported_things_are_named() {
     let listed = "supported: llama, qwen2, qwen3, gemma2, gemma3, smollm3, phi3";
     assert_eq!(fails(&model("mamba", 1).build(), &["architecture mamba", listed]), Kind::Unsupported);
     let moe = model("qwen3moe", 1).u32("qwen3moe.expert_count", 128);
@@ -299,7 +299,7 @@ fn end_tokens_are_gathered_from_ids_and_names() {
 
 /// Pieces worked out by hand from what each release documents of its pattern.
 #[test]
-fn pre_tokenizers_cut_as_their_releases_do() {
+fn p12_pre_tokenizers_cut_as_their_releases_do() {
     let text = "Hello12345 it's HTMLParser's x==1/\n\n  y";
     for (name, pieces) in [
         ("gpt-2", "Hello|12345| it|'s| HTMLParser|'s| x|==|1|/|\n\n | y"),
