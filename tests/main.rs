@@ -7,5 +7,6 @@ mod cli;
 mod convert;
 mod golden;
 mod house;
+mod pains;
 mod real_models;
 mod support;
