@@ -17,6 +17,7 @@ use cactus::quant::{CqLayout, decode::decode_row};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -437,6 +438,26 @@ fn p48_quantised_checkpoints_are_refused_by_the_program() {
     }
     with("weight", Dtype::F64, &[128, 256], 8);
     refused(&["F64", "F32, F16 and BF16"]);
+}
+
+/// A bundle says what it was made from and with, and has the hash of its weights, so that another file under its name
+/// is noticed.
+#[test]
+fn p50_bundles_can_be_told_apart() {
+    let dir = TempDir::new().expect("a folder");
+    let manifest = |model: &str, bits: u32| {
+        let target = dir.path().join(model);
+        convert(&source("tests/golden").join(model), &target, bits).expect("a bundle");
+        let manifest = Bundle::open(&target).expect("a bundle").manifest;
+        assert!(manifest.written_by.ends_with(env!("CARGO_PKG_VERSION")) && manifest.quantiser.bits == bits);
+        let hash = Sha256::digest(fs::read(target.join("weights.safetensors")).expect("weights"));
+        assert_eq!(manifest.weights_sha256, hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        manifest.weights_sha256
+    };
+    let first = manifest("llama-tied", 4);
+    assert_eq!(manifest("llama-tied", 4), first);
+    assert_ne!(manifest("llama-tied", 3), first);
+    assert_ne!(manifest("llama3-rope", 4), first);
 }
 
 /// Every cut of a file that is mapped or read is found before anything is computed.

@@ -35,6 +35,9 @@ pub struct Manifest {
     pub source: Provenance,
     pub quantiser: Quantiser,
     pub spec: Decoder,
+    /// SHA-256 of `weights.safetensors` in hexadecimal; empty in bundles that were written without.
+    #[serde(default)]
+    pub weights_sha256: String,
     pub tensors: BTreeMap<String, TensorEntry>,
 }
 
