@@ -7,5 +7,7 @@ mod cli;
 mod convert;
 mod golden;
 mod house;
+mod hub;
+mod models;
 mod real_models;
 mod support;
