@@ -35,6 +35,11 @@ pub fn run(args: &Args) -> Outcome {
     let mut folders = Vec::new();
     for model in &args.models {
         folders.extend(bundles(args, model)?);
+        if args.checkpoint && (Path::new(model).exists() || folder(model)?.is_some()) {
+            return Err(Error::usage(format!("{model} is no hub model, so it has no downloaded checkpoint"))
+                .with_hint("leave out --checkpoint, or give the hub name")
+                .into());
+        }
     }
     folders.sort();
     folders.dedup();

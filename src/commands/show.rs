@@ -215,7 +215,7 @@ fn text(about: &Value) -> String {
     line("path", plain(&about["path"]));
     line("last used", plain(&about["last_used"]));
     if let Some(archives) = about.pointer("/official/archives").and_then(Value::as_array) {
-        let bits: Vec<String> = archives.iter().map(|archive| plain(&archive["bits"])).collect();
+        let bits: Vec<String> = archives.iter().filter_map(|archive| Some(archive["bits"].as_f64()?.to_string())).collect();
         let repo = plain(&about["official"]["repo"]);
         line("official", format!("{repo} has bundles of {} bits; this version cannot read them yet", bits.join(", ")));
     }
