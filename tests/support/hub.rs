@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -77,6 +78,8 @@ struct Shared {
     faults: Mutex<Faults>,
     seen: Mutex<Vec<Seen>>,
     sent: Mutex<Vec<Sent>>,
+    /// Answers that are being given.
+    open: AtomicUsize,
 }
 
 impl Hub {
@@ -91,6 +94,7 @@ impl Hub {
             faults: Mutex::default(),
             seen: Mutex::default(),
             sent: Mutex::default(),
+            open: AtomicUsize::new(0),
         });
         let served = shared.clone();
         std::thread::spawn(move || {
@@ -116,8 +120,15 @@ impl Hub {
         self.shared.answers.lock().unwrap().insert(path.to_string(), json.to_string());
     }
 
-    /// The parts of large files sent so far; the list starts anew.
+    /// The parts of large files sent so far, once all answers are given; the list starts anew.
     pub fn take_sent(&self) -> Vec<Sent> {
+        // A client that has everything may be done before the server has written down what it sent.
+        for _ in 0..1000 {
+            if self.shared.open.load(Ordering::SeqCst) == 0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
         std::mem::take(&mut self.shared.sent.lock().unwrap())
     }
 
@@ -146,8 +157,10 @@ impl Shared {
             range: header("range"),
         };
         self.seen.lock().unwrap().push(seen.clone());
+        self.open.fetch_add(1, Ordering::SeqCst);
         let sent = self.route(&seen, Reply { stream, head_only: seen.method == "HEAD" });
         self.sent.lock().unwrap().extend(sent);
+        self.open.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn route(&self, seen: &Seen, mut reply: Reply) -> Option<Sent> {
