@@ -7,6 +7,8 @@ mod cli;
 mod convert;
 mod golden;
 mod house;
+mod hub;
+mod models;
 mod pains;
 mod real_models;
 mod repl;

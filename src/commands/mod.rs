@@ -2,10 +2,14 @@
 
 mod completions;
 mod convert;
+mod download;
 mod list;
 mod logits;
 mod model_options;
+mod rm;
 mod run;
+mod search;
+mod show;
 mod terminal;
 
 use cactus::error::Error;
@@ -26,8 +30,16 @@ enum Command {
     Run(run::Args),
     /// Convert a checkpoint to a bundle of small weights
     Convert(convert::Args),
+    /// Fetch a checkpoint and print where it is
+    Download(download::Args),
     /// List the converted models on this machine
     List(list::Args),
+    /// Say what a model is: sizes, bits of each tensor, chat template, licence
+    Show(show::Args),
+    /// Look for models on the hub
+    Search(search::Args),
+    /// Remove converted models
+    Rm(rm::Args),
     /// Write the logits for given token ids, to compare with other engines
     Logits(logits::Args),
     /// Print a shell completion script
@@ -44,7 +56,11 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::Download(args) => download::run(&args),
         Command::List(args) => list::run(&args),
+        Command::Show(args) => show::run(&args),
+        Command::Search(args) => search::run(&args),
+        Command::Rm(args) => rm::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),
         Command::Man => completions::man(Cli::command()),

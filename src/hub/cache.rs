@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Our cache folder: `CACTUS_HOME`, else `cactus` in the user's cache folder.
 pub fn root() -> Result<PathBuf> {
@@ -25,8 +26,89 @@ pub fn bundle_dir(name: &str, bits_label: &str) -> Result<PathBuf> {
     Ok(bundles()?.join(bundle_name(name, bits_label)?))
 }
 
+/// The name that stands in bundle folders for what a user typed: `owner/name`, with `@revision` if that was
+/// typed, or the whole path of a local checkpoint.
+pub fn name_of(typed: &str) -> Result<String> {
+    let request = super::Request::parse(typed);
+    if let Some(found) = super::local(request)? {
+        return Ok(found.name);
+    }
+    let repo = super::repo_of(request.name)?;
+    Ok(request.revision.map_or_else(|| repo.to_string(), |revision| format!("{repo}@{revision}")))
+}
+
+/// The converted models with this [`name_of`], as weight format label and folder, in order of the labels.
+pub fn bundles_of(name: &str) -> Result<Vec<(String, PathBuf)>> {
+    bundles_in(&bundles()?, name)
+}
+
+fn bundles_in(folder: &Path, name: &str) -> Result<Vec<(String, PathBuf)>> {
+    let start = bundle_name(name, "x")?;
+    let start = start.trim_end_matches('x');
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(label) = name.strip_prefix(start).filter(|label| is_label(label)) {
+            found.push((label.to_string(), entry.path()));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether `label` can name a weight format.
+fn is_label(label: &str) -> bool {
+    !label.is_empty() && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '.')
+}
+
+/// File in a bundle whose time of change is when the bundle was last used.
+const LAST_USED: &str = "last_used";
+
+/// Notes that a bundle is used now. A bundle that cannot be written to is no reason to stop.
+pub fn touch(bundle: &Path) {
+    let _ = std::fs::write(bundle.join(LAST_USED), "");
+}
+
+/// When a bundle was last used; `None` if it never was.
+pub fn last_used(bundle: &Path) -> Option<SystemTime> {
+    std::fs::metadata(bundle.join(LAST_USED)).and_then(|meta| meta.modified()).ok()
+}
+
+/// Bytes in the files of a folder and the folders in it; what links point to is not counted.
+pub fn size(folder: &Path) -> u64 {
+    let sizes = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => size(&entry.path()),
+        Ok(meta) if meta.is_file() => meta.len(),
+        _ => 0,
+    });
+    sizes.sum()
+}
+
+/// Removes a converted model and gives the number of bytes freed. It is moved aside first, so that no half of
+/// it is ever seen under its name.
+pub fn remove_bundle(bundle: &Path) -> Result<u64> {
+    let bytes = size(bundle);
+    let name = bundle.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let aside = bundle.with_file_name(format!(".{name}.removed-{}", std::process::id()));
+    std::fs::rename(bundle, &aside).map_err(|e| Error::io("remove", bundle, &e))?;
+    std::fs::remove_dir_all(&aside).map_err(|e| Error::io("remove", &aside, &e))?;
+    Ok(bytes)
+}
+
+/// Bytes that a user may still write to the disk of `folder`, where the system tells.
+#[cfg(unix)]
+pub(super) fn free_bytes(folder: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(folder).ok()?;
+    disk.f_bavail.checked_mul(disk.f_frsize)
+}
+
+#[cfg(not(unix))]
+pub(super) fn free_bytes(_folder: &Path) -> Option<u64> {
+    None
+}
+
 fn bundle_name(name: &str, bits_label: &str) -> Result<String> {
-    if bits_label.is_empty() || !bits_label.chars().all(|c| c.is_ascii_alphanumeric() || c == '.') {
+    if !is_label(bits_label) {
         return Err(Error::usage(format!("`{bits_label}` is not a weight format label")));
     }
     let hub_name = name.split('@').next().unwrap_or(name);
@@ -127,6 +209,24 @@ mod tests {
         for label in ["", "../x", "a/b"] {
             assert!(bundle_name("Qwen/Qwen3-0.6B", label).is_err());
         }
+    }
+
+    #[test]
+    fn bundles_of_a_model_are_those_of_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["o--m-cq4", "o--m-f16", "o--m-2-cq4", "o--m@v1-cq4", ".o--m-cq2.partial-7", "o--m-cq3.26"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        let labels = |name| bundles_in(folder.path(), name).unwrap().into_iter().map(|(label, _)| label).collect::<Vec<_>>();
+        assert_eq!(labels("o/m"), ["cq3.26", "cq4", "f16"]);
+        assert_eq!(labels("o/m@v1"), ["cq4"]);
+        assert!(labels("o/other").is_empty());
+        let bundle = folder.path().join("o--m-cq4");
+        assert_eq!(last_used(&bundle), None);
+        touch(&bundle);
+        assert!(last_used(&bundle).unwrap().elapsed().unwrap().as_secs() < 60);
+        std::fs::write(bundle.join("w"), [0; 10]).unwrap();
+        assert_eq!((remove_bundle(&bundle).unwrap(), labels("o/m")), (10, vec!["cq3.26".to_string(), "f16".to_string()]));
     }
 
     #[test]

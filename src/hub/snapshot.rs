@@ -2,9 +2,11 @@
 //! (<https://huggingface.co/docs/huggingface_hub/guides/manage-cache>): contents under `blobs/<etag>`, a
 //! folder of links per commit under `snapshots/<commit>`, and `refs/<revision>` naming the commit.
 
-use super::cache::make_folder;
+use super::cache::{make_folder, size};
 use super::files;
 use crate::error::{Error, Result};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -35,9 +37,31 @@ impl Snapshots {
         hf_hub::Repo::model(self.repo.clone()).folder_name()
     }
 
+    /// Whether the cache holds anything of this repository.
+    pub fn exists(&self) -> bool {
+        self.folder().is_dir()
+    }
+
     /// The lock that keeps two of us from downloading the same repository.
     pub fn lock_path(&self) -> PathBuf {
         self.cache.path().join(".locks").join(self.folder_name()).join("cactus.lock")
+    }
+
+    /// The lock that Python's client takes for one blob.
+    pub fn blob_lock(&self, etag: &str) -> PathBuf {
+        self.lock_path().with_file_name(format!("{etag}.lock"))
+    }
+
+    /// The record of which files are underway.
+    pub fn underway_path(&self) -> PathBuf {
+        self.lock_path().with_file_name("cactus.underway.json")
+    }
+
+    /// The newest complete checkpoint of any revision.
+    pub fn any_complete(&self) -> Option<Complete> {
+        let mut snapshots: Vec<_> = fs::read_dir(self.folder().join("snapshots")).into_iter().flatten().flatten().collect();
+        snapshots.sort_by_key(|entry| std::cmp::Reverse(entry.metadata().and_then(|meta| meta.modified()).ok()));
+        snapshots.iter().find_map(|entry| self.lookup(entry.file_name().to_str()?).ok())
     }
 
     /// Looks for a complete checkpoint of `revision` without any request. `Ok(Err(..))` says what is missing.
@@ -71,11 +95,56 @@ impl Snapshots {
         self.cache.model(self.repo.clone()).pointer_path(commit)
     }
 
-    /// Where the content with this etag is kept; its folder is created.
-    pub fn blob(&self, etag: &str) -> Result<PathBuf> {
+    /// Where contents are kept; the folder is created.
+    pub fn blobs(&self) -> Result<PathBuf> {
         let blobs = self.folder().join("blobs");
         make_folder(&blobs)?;
-        Ok(blobs.join(etag))
+        Ok(blobs)
+    }
+
+    /// Where the content with this etag is kept; its folder is created.
+    pub fn blob(&self, etag: &str) -> Result<PathBuf> {
+        Ok(self.blobs()?.join(etag))
+    }
+
+    /// The model card of `revision`, if some tool fetched it.
+    pub fn card(&self, revision: &str) -> Option<String> {
+        let commit = fs::read_to_string(self.folder().join("refs").join(revision)).ok()?;
+        let commit = commit.trim();
+        is_commit(commit).then(|| fs::read_to_string(self.snapshot(commit).join("README.md")).ok())?
+    }
+
+    /// Removes the checkpoint of `revision` and every content that no other revision shares; gives the number
+    /// of bytes freed. The caller holds the lock of the repository.
+    pub fn remove(&self, revision: &str) -> Result<u64> {
+        let folder = self.folder();
+        let refs = folder.join("refs");
+        let commit = fs::read_to_string(refs.join(revision)).unwrap_or_else(|_| revision.to_string());
+        let commit = commit.trim();
+        let snapshot = self.snapshot(commit);
+        if !is_commit(commit) || !snapshot.is_dir() {
+            return Ok(0);
+        }
+        let before = size(&folder);
+        fs::remove_dir_all(&snapshot).map_err(|e| Error::io("remove", &snapshot, &e))?;
+        let mut names = Vec::new();
+        list(&refs, "", 3, &mut names);
+        for file in names.iter().map(|name| refs.join(name)) {
+            if fs::read_to_string(&file).is_ok_and(|text| text.trim() == commit) {
+                fs::remove_file(&file).map_err(|e| Error::io("remove", &file, &e))?;
+            }
+        }
+        let mut shared = BTreeSet::new();
+        linked(&folder.join("snapshots"), 4, &mut shared);
+        for blob in fs::read_dir(folder.join("blobs")).into_iter().flatten().flatten() {
+            if !shared.contains(&blob.file_name()) {
+                fs::remove_file(blob.path()).map_err(|e| Error::io("remove", &blob.path(), &e))?;
+            }
+        }
+        if fs::read_dir(folder.join("snapshots")).is_ok_and(|mut entries| entries.next().is_none()) {
+            fs::remove_dir_all(&folder).map_err(|e| Error::io("remove", &folder, &e))?;
+        }
+        Ok(before.saturating_sub(size(&folder)))
     }
 
     /// Makes the blob `etag` visible as the file `name` of `commit`.
@@ -132,6 +201,18 @@ fn list(folder: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
             Ok(meta) if meta.is_file() => names.push(format!("{prefix}{name}")),
             Ok(meta) if meta.is_dir() && depth > 0 => list(&path, &format!("{prefix}{name}/"), depth - 1, names),
             _ => {}
+        }
+    }
+}
+
+/// Adds the names of the contents that links under `folder` lead to.
+fn linked(folder: &Path, depth: usize, names: &mut BTreeSet<OsString>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if let Ok(target) = fs::read_link(&path) {
+            names.extend(target.file_name().map(|name| name.to_owned()));
+        } else if path.is_dir() && depth > 0 {
+            linked(&path, depth - 1, names);
         }
     }
 }

@@ -233,7 +233,7 @@ fn revisions_are_kept_apart() {
     let hub = Hub::start(REPO, &model());
     let (_home, settings) = setup(Some(&hub));
     let found = get(&settings, &format!("{REPO}@refs/pr/1")).unwrap();
-    assert_eq!(hub.take_seen()[0].path, format!("/api/models/{REPO}/revision/refs%2Fpr%2F1"));
+    assert_eq!(hub.take_seen()[0].path, format!("/api/models/{REPO}/revision/refs%2Fpr%2F1?blobs=true"));
     assert_eq!(fs::read_to_string(repo_folder(&settings).join("refs/refs/pr/1")).unwrap(), COMMIT);
     assert_eq!(get(&settings, &format!("{REPO}@{COMMIT}")).unwrap().path, found.path);
     assert!(hub.take_seen().is_empty());
@@ -273,7 +273,7 @@ fn a_body_that_stops_early_is_continued() {
 }
 
 #[test]
-fn a_body_that_always_stops_leaves_nothing() {
+fn a_body_that_always_stops_is_gone_on_with_next_time() {
     let hub = Hub::start(REPO, &model());
     *hub.faults() = hub::Faults { cut_at: 100, cuts: 1000, ..Default::default() };
     let (_home, settings) = setup(Some(&hub));
@@ -281,8 +281,176 @@ fn a_body_that_always_stops_leaves_nothing() {
     assert_eq!(error.kind, Kind::Network);
     assert!(error.message().contains("tokenizer.json") && error.message().contains("400 of 3000"), "{error}");
     let folder = repo_folder(&settings);
-    assert!(!folder.join("snapshots").exists() && files_ending(&folder, "incomplete").is_empty());
+    assert!(!folder.join("snapshots").exists() && files_ending(&folder, "incomplete").len() == 1);
     assert_eq!(hub.take_seen().iter().filter(|seen| seen.path.starts_with("/cdn/")).count(), 4);
+    hub.faults().cuts = 0;
+    get(&settings, REPO).unwrap();
+    assert_eq!(hub.take_seen().iter().find_map(|seen| seen.range.clone()).as_deref(), Some("bytes=400-"));
+    assert!(files_ending(&settings.hf_cache, "incomplete").is_empty());
+    assert!(files_ending(&settings.hf_cache, "underway.json").is_empty());
+}
+
+#[test]
+fn a_changed_file_is_fetched_anew_and_the_old_beginning_removed() {
+    let hub = Hub::start(REPO, &model());
+    *hub.faults() = hub::Faults { cut_at: 2000, cuts: 1000, ..Default::default() };
+    let (_home, settings) = setup(Some(&hub));
+    get(&settings, REPO).unwrap_err();
+    assert_eq!(files_ending(&settings.hf_cache, "incomplete").len(), 1);
+    let mut changed = weights();
+    changed[49_999] ^= 1;
+    hub.put("model.safetensors", changed.clone());
+    hub.take_seen();
+    *hub.faults() = hub::Faults::default();
+    let found = get(&settings, REPO).unwrap();
+    assert_eq!(fs::read(found.path.join("model.safetensors")).unwrap(), changed);
+    assert!(files_ending(&settings.hf_cache, "incomplete").is_empty());
+    assert!(hub.take_seen().iter().all(|seen| seen.range.is_none()));
+}
+
+#[test]
+fn a_spoilt_beginning_is_noticed_and_fetched_again() {
+    let hub = Hub::start(REPO, &model());
+    let (_home, settings) = setup(Some(&hub));
+    let blobs = repo_folder(&settings).join("blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    for (have, wrong) in [(1000, 0u8), (50_000, 0), (60_000, 0)] {
+        fs::write(blobs.join(format!("{}.incomplete", hash(&weights()))), vec![wrong; have]).unwrap();
+        let found = get(&settings, REPO).unwrap();
+        assert_eq!(fs::read(found.path.join("model.safetensors")).unwrap(), weights(), "{have}");
+        assert!(files_ending(&settings.hf_cache, "incomplete").is_empty());
+        fs::remove_dir_all(repo_folder(&settings)).unwrap();
+        fs::create_dir_all(&blobs).unwrap();
+    }
+    // A beginning that is right is not fetched again, and a whole one needs no request at all.
+    hub.take_seen();
+    for (have, asked) in [(20_000, Some("bytes=20000-")), (50_000, None)] {
+        fs::write(blobs.join(format!("{}.incomplete", hash(&weights()))), &weights()[..have]).unwrap();
+        get(&settings, REPO).unwrap();
+        let seen = hub.take_seen();
+        let cdn = seen.iter().filter(|seen| seen.path.ends_with(&hash(&weights()))).count();
+        assert_eq!(seen.iter().find_map(|seen| seen.range.as_deref()), asked);
+        assert_eq!(cdn, usize::from(asked.is_some()));
+        fs::remove_dir_all(repo_folder(&settings)).unwrap();
+        fs::create_dir_all(&blobs).unwrap();
+    }
+}
+
+#[test]
+fn odd_servers_are_understood() {
+    for (gzip, no_length, no_ranges) in [(true, false, false), (false, true, false), (true, true, false), (true, true, true)] {
+        for cuts in [0, 2] {
+            let hub = Hub::start(REPO, &model());
+            let (_home, settings) = setup(Some(&hub));
+            *hub.faults() = hub::Faults { gzip, no_length, no_ranges, cuts, cut_at: 1200, ..Default::default() };
+            let found = get(&settings, REPO).unwrap_or_else(|e| panic!("{gzip} {no_length} {no_ranges} {cuts}: {e}"));
+            for (name, bytes) in model().iter().filter(|(name, _)| found.path.join(name).exists()) {
+                assert_eq!(&fs::read(found.path.join(name)).unwrap(), bytes, "{name} {gzip} {no_length} {cuts}");
+            }
+            assert_eq!(fs::read_dir(&found.path).unwrap().count(), 4);
+        }
+    }
+}
+
+#[test]
+fn a_model_that_does_not_fit_on_the_disk_is_refused_before_it_is_fetched() {
+    let hub = Hub::start(REPO, &model());
+    hub.faults().claimed_bytes = Some(1 << 60);
+    let (_home, settings) = setup(Some(&hub));
+    let error = get(&settings, REPO).unwrap_err();
+    assert_eq!(error.kind, Kind::Io);
+    assert!(error.message().contains("MB more") && error.hint().unwrap().contains("HF_HOME"), "{error:?}");
+    assert!(hub.take_seen().iter().all(|seen| !seen.path.starts_with("/cdn/")));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_older_complete_revision_stands_in_when_the_newest_cannot_be_had() {
+    let hub = Hub::start(REPO, &model());
+    let (_home, mut settings) = setup(Some(&hub));
+    let old = get(&settings, REPO).unwrap();
+    let newest = "fedcba9876543210fedcba9876543210fedcba98";
+    fs::write(repo_folder(&settings).join("refs/main"), newest).unwrap();
+    fs::create_dir(repo_folder(&settings).join("snapshots").join(newest)).unwrap();
+    let mut notes = String::new();
+    let mut find = |settings: &Settings, name: &str| {
+        find_with(settings, Request::parse(name), &mut |event| {
+            if let Event::Note(text) = event {
+                notes.push_str(text)
+            }
+        })
+    };
+    hub.take_seen();
+    settings.offline = true;
+    assert_eq!(find(&settings, REPO).unwrap(), Found { source: Source::Cache, ..old.clone() });
+    assert!(find(&settings, &format!("{REPO}@{newest}")).is_err(), "a revision that was named is not replaced");
+    assert!(hub.take_seen().is_empty());
+    settings.offline = false;
+    settings.endpoint = closed_address();
+    assert_eq!(find(&settings, REPO).unwrap().path, old.path);
+    assert!(notes.contains(COMMIT), "{notes}");
+}
+
+#[test]
+fn a_mirror_serves_everything_and_moved_files_are_followed() {
+    let hub = Hub::start(REPO, &model());
+    hub.faults().moved = true;
+    let (_home, mut settings) = setup(Some(&hub));
+    settings.token = token("hf_secret");
+    let found = get(&settings, REPO).unwrap();
+    assert_eq!(fs::read(found.path.join("model.safetensors")).unwrap(), weights());
+    assert!(hub.take_seen().iter().any(|seen| seen.path.starts_with("/mirror/")));
+}
+
+#[test]
+fn a_checkpoint_is_removed_but_not_what_others_share() {
+    let hub = Hub::start(REPO, &model());
+    let (_home, settings) = setup(Some(&hub));
+    get(&settings, REPO).unwrap();
+    let snapshots = Snapshots::new(&settings.hf_cache, REPO);
+    let folder = repo_folder(&settings);
+    #[cfg(unix)]
+    {
+        let other = folder.join("snapshots/fedcba9876543210fedcba9876543210fedcba98");
+        fs::create_dir(&other).unwrap();
+        let blob = format!("../../blobs/{}", hash(&[b' '; 3000]));
+        std::os::unix::fs::symlink(blob, other.join("tokenizer.json")).unwrap();
+        assert_eq!(snapshots.remove("main").unwrap(), 50_000 + 22 + 2 + 40);
+        assert_eq!(fs::read(other.join("tokenizer.json")).unwrap(), vec![b' '; 3000]);
+        assert!(!folder.join("refs/main").exists() && get(&Settings { offline: true, ..settings.clone() }, REPO).is_err());
+        fs::remove_dir_all(other).unwrap();
+        get(&settings, REPO).unwrap();
+    }
+    assert!(snapshots.remove("main").unwrap() > 53_000);
+    assert!(!folder.exists());
+    assert_eq!(snapshots.remove("main").unwrap(), 0);
+}
+
+#[test]
+fn official_bundles_are_found_and_fetched() {
+    let name = "Cactus-Compute/model-1b";
+    let files = [
+        ("config.txt", b"x".to_vec()),
+        ("model-1b-cq4.tar.gz", vec![1; 3000]),
+        ("model-1b-cq4.zip", vec![4; 3000]),
+        ("model-1b-cq3.26.zip", vec![3; 2000]),
+        ("model-1b-cqx.zip", vec![5; 2000]),
+    ];
+    let hub = Hub::start(name, &files);
+    hub.answer(&format!("/api/models/{name}/refs"), r#"{"tags":[{"name":"v0.9"},{"name":"v1.0"},{"name":"v9.0"},{"name":"x"}]}"#);
+    let (_home, settings) = setup(Some(&hub));
+    let found = official::find_with(&settings, "owner/model_1b", &mut |_| {}).unwrap().unwrap();
+    assert_eq!((found.repo.as_str(), found.revision.as_str()), (name, "v1.0"));
+    let archives: Vec<_> = found.archives.iter().map(|a| (a.bits, a.file.as_str(), a.bytes)).collect();
+    assert_eq!(archives, [(3.26, "model-1b-cq3.26.zip", Some(2000)), (4.0, "model-1b-cq4.zip", Some(3000))]);
+
+    let path = official::fetch_with(&settings, &found, 4.0, &mut |_| {}).unwrap();
+    assert!(path.ends_with("model-1b-cq4.zip") && fs::read(&path).unwrap() == vec![4; 3000]);
+    let error = official::fetch_with(&settings, &found, 2.0, &mut |_| {}).unwrap_err();
+    assert_eq!((error.kind, error.hint()), (Kind::NotFound, Some("there are 3.26, 4")));
+    assert_eq!(official::find_with(&settings, "owner/other", &mut |_| {}).unwrap(), None);
+    let offline = Settings { offline: true, ..settings };
+    assert!(official::find_with(&offline, "owner/model_1b", &mut |_| {}).is_err());
 }
 
 #[test]

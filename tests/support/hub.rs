@@ -1,18 +1,22 @@
 //! A small model hub on the loopback interface, with faults to order. Files of 1,000 bytes and more are
 //! redirected to another host name, as the real hub does with large files.
 
+#![allow(dead_code, reason = "the tests inside and outside of the library each use a part")]
+
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// The commit of everything this hub serves.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const LARGE: usize = 1000;
 
 /// What goes wrong.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Faults {
     /// Files are for licensed accounts only.
     pub gated: bool,
@@ -27,6 +31,24 @@ pub struct Faults {
     pub corrupt: bool,
     /// `Range` is ignored.
     pub no_ranges: bool,
+    /// Bodies are packed with gzip although nobody asked for it.
+    pub gzip: bool,
+    /// No answer about a file tells a length; bodies are sent in chunks.
+    pub no_length: bool,
+    /// Size that the hub claims of large files.
+    pub claimed_bytes: Option<u64>,
+    /// Large files are sent in pieces of 16 kB with this pause after each.
+    pub pause: Option<Duration>,
+    /// Files are found under another path of the same host first.
+    pub moved: bool,
+}
+
+/// A part of a large file that was sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    pub from: usize,
+    /// Bytes handed to the operating system, of which some may never have arrived.
+    pub bytes: usize,
 }
 
 /// One request that arrived.
@@ -49,10 +71,15 @@ pub struct Hub {
 
 struct Shared {
     repo: String,
-    files: BTreeMap<String, Vec<u8>>,
+    files: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// Answers to further requests, by path.
+    answers: Mutex<BTreeMap<String, String>>,
     port: u16,
     faults: Mutex<Faults>,
     seen: Mutex<Vec<Seen>>,
+    sent: Mutex<Vec<Sent>>,
+    /// Answers that are being given.
+    open: AtomicUsize,
 }
 
 impl Hub {
@@ -61,10 +88,13 @@ impl Hub {
         let port = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared {
             repo: repo.to_string(),
-            files: files.iter().map(|(name, bytes)| (name.to_string(), bytes.clone())).collect(),
+            files: Mutex::new(files.iter().map(|(name, bytes)| (name.to_string(), bytes.clone())).collect()),
+            answers: Mutex::default(),
             port,
             faults: Mutex::default(),
             seen: Mutex::default(),
+            sent: Mutex::default(),
+            open: AtomicUsize::new(0),
         });
         let served = shared.clone();
         std::thread::spawn(move || {
@@ -78,6 +108,28 @@ impl Hub {
 
     pub fn faults(&self) -> MutexGuard<'_, Faults> {
         self.shared.faults.lock().unwrap()
+    }
+
+    /// Puts another content in the place of a file.
+    pub fn put(&self, name: &str, bytes: Vec<u8>) {
+        self.shared.files.lock().unwrap().insert(name.to_string(), bytes);
+    }
+
+    /// From now on `path` (without a query) is answered with this JSON text.
+    pub fn answer(&self, path: &str, json: impl ToString) {
+        self.shared.answers.lock().unwrap().insert(path.to_string(), json.to_string());
+    }
+
+    /// The parts of large files sent so far, once all answers are given; the list starts anew.
+    pub fn take_sent(&self) -> Vec<Sent> {
+        // A client that has everything may be done before the server has written down what it sent.
+        for _ in 0..1000 {
+            if self.shared.open.load(Ordering::SeqCst) == 0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::mem::take(&mut self.shared.sent.lock().unwrap())
     }
 
     /// The requests so far; the list starts anew.
@@ -105,19 +157,33 @@ impl Shared {
             range: header("range"),
         };
         self.seen.lock().unwrap().push(seen.clone());
-        self.route(&seen, Reply { stream, head_only: seen.method == "HEAD" });
+        self.open.fetch_add(1, Ordering::SeqCst);
+        let sent = self.route(&seen, Reply { stream, head_only: seen.method == "HEAD" });
+        self.sent.lock().unwrap().extend(sent);
+        self.open.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn route(&self, seen: &Seen, mut reply: Reply) {
-        let mut faults = self.faults.lock().unwrap();
+    fn route(&self, seen: &Seen, mut reply: Reply) -> Option<Sent> {
+        // Taken at the start, so that a slow answer does not keep the next one waiting.
+        let faults = {
+            let mut faults = self.faults.lock().unwrap();
+            let now = faults.clone();
+            faults.busy = faults.busy.saturating_sub(1);
+            if seen.path.starts_with("/cdn/") {
+                faults.cuts = faults.cuts.saturating_sub(1);
+            }
+            now
+        };
+        let files = self.files.lock().unwrap().clone();
         if faults.busy > 0 {
-            faults.busy -= 1;
             let headers = [("Retry-After", faults.retry_after.clone())];
-            return reply.send(faults.busy_status, &headers, b"<html><body>Too many requests</body></html>", None);
+            reply.send(faults.busy_status, &headers, b"<html><body>Too many requests</body></html>", &Faults::default());
+            return None;
         }
         if let Some(sha256) = seen.path.strip_prefix("/cdn/") {
-            let Some(bytes) = self.files.values().find(|bytes| hash(bytes) == sha256) else {
-                return reply.send(404, &[], b"", None);
+            let Some(bytes) = files.values().find(|bytes| hash(bytes) == sha256) else {
+                reply.send(404, &[], b"", &Faults::default());
+                return None;
             };
             let mut bytes = bytes.clone();
             if faults.corrupt {
@@ -126,40 +192,74 @@ impl Shared {
             let start = seen.range.as_ref().and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
             let start = start.filter(|_| !faults.no_ranges);
             let (status, from) = start.map_or((200, 0), |from| (206, from));
+            if from >= bytes.len() {
+                reply.send(416, &[], b"", &Faults::default());
+                return None;
+            }
             let range = [("Content-Range", format!("bytes {from}-{}/{}", bytes.len() - 1, bytes.len()))];
-            let cut = (faults.cuts > 0).then_some(faults.cut_at);
-            faults.cuts = faults.cuts.saturating_sub(1);
-            return reply.send(status, &range[..usize::from(status == 206)], &bytes[from..], cut);
+            let sent = reply.send(status, &range[..usize::from(status == 206)], &bytes[from..], &faults);
+            return Some(Sent { from, bytes: sent });
         }
-        let path = seen.path.replace("%2F", "/");
+        self.describe(seen, &faults, &files, &mut reply);
+        None
+    }
+
+    /// Answers about the repository, and small files.
+    fn describe(&self, seen: &Seen, faults: &Faults, files: &BTreeMap<String, Vec<u8>>, reply: &mut Reply) {
+        let none = Faults::default();
+        let path = seen.path.split('?').next().unwrap_or_default().replace("%2F", "/");
         let error = |code: &str| [("X-Error-Code", code.to_string())];
+        if let Some(json) = self.answers.lock().unwrap().get(&path) {
+            reply.send(200, &[], json.as_bytes(), &none);
+            return;
+        }
         if let Some(revision) = path.strip_prefix(&format!("/api/models/{}/revision/", self.repo)) {
             if !["main", "v1.0", "refs/pr/1", COMMIT].contains(&revision) {
-                return reply.send(404, &error("RevisionNotFound"), b"{}", None);
+                reply.send(404, &error("RevisionNotFound"), b"{}", &none);
+                return;
             }
-            let names: Vec<String> = self.files.keys().map(|name| format!("{{\"rfilename\":{name:?}}}")).collect();
-            let body = format!("{{\"id\":{:?},\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", self.repo, names.join(","));
-            return reply.send(200, &[], body.as_bytes(), None);
+            let sizes = seen.path.contains("blobs=true") && !faults.no_length;
+            let sibling = |(name, bytes): (&String, &Vec<u8>)| match sizes {
+                true => format!("{{\"rfilename\":{name:?},\"size\":{}}}", bytes.len()),
+                false => format!("{{\"rfilename\":{name:?}}}"),
+            };
+            let names: Vec<String> = files.iter().map(sibling).collect();
+            let about = "\"downloads\":1234,\"likes\":5,\"gated\":false,\"cardData\":{\"license\":\"mit\"}";
+            let body = format!("{{\"id\":{:?},\"sha\":\"{COMMIT}\",{about},\"siblings\":[{}]}}", self.repo, names.join(","));
+            reply.send(200, &[], body.as_bytes(), &none);
+            return;
         }
-        let Some(name) = path.strip_prefix(&format!("/{}/resolve/{COMMIT}/", self.repo)) else {
-            return reply.send(404, &error("RepoNotFound"), b"<html>not here</html>", None);
+        let resolve = format!("/{}/resolve/{COMMIT}/", self.repo);
+        let moved = format!("/mirror{resolve}");
+        if let Some(name) = path.strip_prefix(&resolve).filter(|_| faults.moved) {
+            reply.send(307, &[("Location", format!("{moved}{name}"))], b"", &none);
+            return;
+        }
+        let Some(name) = path.strip_prefix(&resolve).or_else(|| path.strip_prefix(&moved)) else {
+            reply.send(404, &error("RepoNotFound"), b"<html>not here</html>", &none);
+            return;
         };
         if faults.gated {
             let status = if seen.authorization.is_some() { 403 } else { 401 };
-            return reply.send(status, &error("GatedRepo"), b"<html>gated</html>", None);
+            reply.send(status, &error("GatedRepo"), b"<html>gated</html>", &none);
+            return;
         }
-        let Some(bytes) = self.files.get(name) else {
-            return reply.send(404, &error("EntryNotFound"), b"", None);
+        let Some(bytes) = files.get(name) else {
+            reply.send(404, &error("EntryNotFound"), b"", &none);
+            return;
         };
         if bytes.len() < LARGE {
-            return reply.send(200, &[("ETag", format!("\"{}\"", &hash(bytes)[..40]))], bytes, None);
+            let shape = Faults { gzip: faults.gzip, no_length: faults.no_length, ..none };
+            reply.send(200, &[("ETag", format!("\"{}\"", &hash(bytes)[..40]))], bytes, &shape);
+            return;
         }
+        let size = faults.claimed_bytes.unwrap_or(bytes.len() as u64).to_string();
         let headers = [
             ("X-Linked-ETag", format!("\"{}\"", hash(bytes))),
-            ("X-Linked-Size", bytes.len().to_string()),
             ("Location", format!("http://localhost:{}/cdn/{}", self.port, hash(bytes))),
+            ("X-Linked-Size", size),
         ];
-        reply.send(302, &headers, b"", None);
+        reply.send(302, &headers[..3 - usize::from(faults.no_length)], b"", &none);
     }
 }
 
@@ -174,15 +274,52 @@ struct Reply {
 }
 
 impl Reply {
-    /// Sends an answer whose body stops after `cut` bytes although its length is announced in full.
-    fn send(&mut self, status: u16, headers: &[(&str, String)], body: &[u8], cut: Option<usize>) {
-        let mut head = format!("HTTP/1.1 {status} -\r\nContent-Length: {}\r\nConnection: close\r\n", body.len());
+    /// Sends an answer as the faults want it: packed, without a length, slowly, or with a body that stops
+    /// although its length is announced in full. Gives the number of bytes of the body that were sent.
+    fn send(&mut self, status: u16, headers: &[(&str, String)], body: &[u8], faults: &Faults) -> usize {
+        let packed = match faults.gzip && !body.is_empty() {
+            true => {
+                let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+                packer.write_all(body).unwrap();
+                Some(packer.finish().unwrap())
+            }
+            false => None,
+        };
+        let mut head = format!("HTTP/1.1 {status} -\r\nConnection: close\r\n");
+        if packed.is_some() {
+            head.push_str("Content-Encoding: gzip\r\n");
+        }
+        let body = packed.as_deref().unwrap_or(body);
+        head.push_str(&match faults.no_length {
+            true => "Transfer-Encoding: chunked\r\n".to_string(),
+            false => format!("Content-Length: {}\r\n", body.len()),
+        });
         for (name, value) in headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
-        let body = if self.head_only { &[] } else { &body[..cut.map_or(body.len(), |cut| cut.min(body.len()))] };
         let _ = self.stream.write_all(format!("{head}\r\n").as_bytes());
-        let _ = self.stream.write_all(body);
+        if self.head_only {
+            return 0;
+        }
+        let cut = if faults.cuts > 0 { faults.cut_at } else { usize::MAX };
+        let mut sent = 0;
+        for piece in body[..body.len().min(cut)].chunks(16 << 10) {
+            let framed = match faults.no_length {
+                true => [format!("{:x}\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat(),
+                false => piece.to_vec(),
+            };
+            if self.stream.write_all(&framed).is_err() {
+                return sent;
+            }
+            sent += piece.len();
+            if let Some(pause) = faults.pause {
+                std::thread::sleep(pause);
+            }
+        }
+        if faults.no_length && sent == body.len() {
+            let _ = self.stream.write_all(b"0\r\n\r\n");
+        }
         let _ = self.stream.flush();
+        sent
     }
 }

@@ -3,6 +3,8 @@
 mod checkpoint;
 mod command;
 mod gguf;
+pub mod hub;
+pub mod proxy;
 
 pub use checkpoint::{LARGEST, synthetic};
 pub use command::{Finished, Home, finish};
