@@ -9,6 +9,7 @@ pub mod catalog;
 mod download;
 mod files;
 mod package;
+pub mod report;
 mod settings;
 mod snapshot;
 #[cfg(test)]
