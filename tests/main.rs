@@ -7,5 +7,6 @@ mod cli;
 mod convert;
 mod golden;
 mod house;
+mod pipes;
 mod real_models;
 mod support;

@@ -1,7 +1,7 @@
 //! `cactus logits`: numbers to hold against any other engine.
 
 use super::Outcome;
-use super::model_options::{EngineArgs, ModelArgs};
+use super::model_options::{EngineArgs, ModelArgs, memory_warning};
 use super::terminal::Terminal;
 use cactus::engine::sampler::Sampling;
 use cactus::engine::{Request, generate};
@@ -33,6 +33,9 @@ pub fn run(args: &Args) -> Outcome {
     let mut terminal = Terminal::new(args.quiet);
     let bundle = args.model.bundle(&mut terminal)?;
     let engine = args.engine.load(&bundle)?;
+    if let Some(warning) = memory_warning(&engine) {
+        terminal.note(&warning);
+    }
     let logits = engine.score(&ids)?;
     let mut greedy: Vec<i32> = Vec::new();
     if args.greedy > 0 {

@@ -1,16 +1,22 @@
 //! What is typed: one file per subcommand. Only this room prints, reads flags and sets exit codes.
 
+mod batch;
 mod completions;
 mod convert;
+mod doctor;
 mod list;
 mod logits;
+mod machine;
 mod model_options;
 mod run;
+mod settings;
+mod stats;
 mod terminal;
 
 use cactus::error::Error;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
+use std::time::Instant;
 
 /// Run, convert and serve language models on an ordinary CPU.
 #[derive(Parser)]
@@ -30,6 +36,8 @@ enum Command {
     List(list::Args),
     /// Write the logits for given token ids, to compare with other engines
     Logits(logits::Args),
+    /// Show what is in force: settings, CPU, memory, caches, and what would make it faster
+    Doctor(doctor::Args),
     /// Print a shell completion script
     #[command(hide = true)]
     Completions(completions::Args),
@@ -40,15 +48,9 @@ enum Command {
 
 /// Runs the program.
 pub fn main() -> ExitCode {
+    let started = Instant::now();
     let cli = Cli::parse();
-    let result = match cli.command {
-        Command::Run(args) => run::run(&args),
-        Command::Convert(args) => convert::run(&args),
-        Command::List(args) => list::run(&args),
-        Command::Logits(args) => logits::run(&args),
-        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
-        Command::Man => completions::man(Cli::command()),
-    };
+    let result = dispatch(cli.command, started);
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Reported(code)) => ExitCode::from(code),
@@ -56,6 +58,22 @@ pub fn main() -> ExitCode {
             terminal::print_error(&error);
             ExitCode::from(error.exit_code())
         }
+    }
+}
+
+fn dispatch(command: Command, started: Instant) -> Outcome {
+    // The doctor reports faults of the settings himself; the others here need none.
+    if !matches!(command, Command::Doctor(_) | Command::List(_) | Command::Completions(_) | Command::Man) {
+        settings::load()?;
+    }
+    match command {
+        Command::Run(args) => run::run(&args, started),
+        Command::Convert(args) => convert::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Logits(args) => logits::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Man => completions::man(Cli::command()),
     }
 }
 

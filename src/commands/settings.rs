@@ -32,7 +32,7 @@ pub enum Key {
 
 /// A key as it is written, and what may stand behind it.
 pub struct Row {
-    key: Key,
+    pub key: Key,
     /// In the file.
     pub name: &'static str,
     /// In the environment.
@@ -61,18 +61,12 @@ const fn row(key: Key, name: &'static str, variable: &'static str, form: Form, d
     Row { key, name, variable, form, default }
 }
 
-pub const ROWS: [Row; 12] = [
+pub static ROWS: [Row; 12] = [
     row(Key::Model, "model", "CACTUS_MODEL", Form::Text, Some(Value::Text(Cow::Borrowed(cactus::hub::catalog::STARTER.repo)))),
     row(Key::Bits, "bits", "CACTUS_BITS", Form::Bits, Some(Value::Whole(4))),
     row(Key::Threads, "threads", "CACTUS_THREADS", Form::Whole(1, 512), None),
     row(Key::Context, "context", "CACTUS_CONTEXT", Form::Whole(1, u32::MAX as u64), None),
-    row(
-        Key::Temperature,
-        "temperature",
-        "CACTUS_TEMPERATURE",
-        Form::Sampling(|s, x| s.temperature = x),
-        Some(Value::Real(0.0)),
-    ),
+    row(Key::Temperature, "temperature", "CACTUS_TEMPERATURE", Form::Sampling(|s, x| s.temperature = x), Some(Value::Real(0.0))),
     row(Key::TopP, "top_p", "CACTUS_TOP_P", Form::Sampling(|s, x| s.top_p = x), Some(Value::Real(1.0))),
     row(Key::TopK, "top_k", "CACTUS_TOP_K", Form::Whole(0, u32::MAX as u64), Some(Value::Whole(0))),
     row(Key::MinP, "min_p", "CACTUS_MIN_P", Form::Sampling(|s, x| s.min_p = x), Some(Value::Real(0.0))),
@@ -179,7 +173,7 @@ pub struct Settings {
     pub path: Option<PathBuf>,
     /// Whether it is there.
     pub exists: bool,
-    values: [Option<(Value, Origin)>; ROWS.len()],
+    values: [Option<(Value, Origin)>; 12],
 }
 
 impl Settings {
@@ -215,7 +209,8 @@ impl Settings {
         for row in &ROWS {
             if let Some(text) = set(row.variable) {
                 let text = text.to_str().ok_or_else(|| Error::usage(format!("{} is not UTF-8 text", row.variable)))?;
-                let value = row.form.parse(text).map_err(|what| Error::usage(format!("{}: {}", row.variable, named_once(row, what))))?;
+                let value =
+                    row.form.parse(text).map_err(|what| Error::usage(format!("{}: {}", row.variable, named_once(row, what))))?;
                 settings.values[row.key as usize] = Some((value, Origin::Environment));
             }
         }
@@ -233,7 +228,7 @@ impl Settings {
             let name = key.get_ref();
             let Some(row) = ROWS.iter().find(|row| row.name == *name) else {
                 return Err(at_line(key.span().start, &format!("there is no setting `{}`", name.escape_debug()))
-                    .with_hint(format!("known: {}", ROWS.map(|row| row.name).join(", "))));
+                    .with_hint(format!("known: {}", ROWS.each_ref().map(|row| row.name).join(", "))));
             };
             let value = row.form.read(value.get_ref()).map_err(|what| at_line(key.span().start, &named_once(row, what)))?;
             self.values[row.key as usize] = Some((value, Origin::File));
@@ -245,7 +240,7 @@ impl Settings {
     pub fn get(&self, key: Key) -> (Option<&Value>, Origin) {
         match &self.values[key as usize] {
             Some((value, origin)) => (Some(value), *origin),
-            None => (DEFAULTS[key as usize].default.as_ref(), Origin::Default),
+            None => (ROWS[key as usize].default.as_ref(), Origin::Default),
         }
     }
 
@@ -274,15 +269,6 @@ impl Settings {
         sampling.top_k = self.whole(Key::TopK).map_or(sampling.top_k, |k| k as usize);
         sampling.seed = self.whole(Key::Seed).unwrap_or(sampling.seed);
         sampling
-    }
-}
-
-/// `ROWS` with an address, so that defaults can be borrowed from it.
-static DEFAULTS: [Row; ROWS.len()] = ROWS;
-
-impl Row {
-    pub fn key(&self) -> Key {
-        self.key
     }
 }
 
@@ -334,7 +320,8 @@ mod tests {
 
     #[test]
     fn the_environment_is_stronger_than_the_file() {
-        let file = "# mine\nmodel = \"qwen3\"\nbits = 0x2\ntemperature = 1\ntop_p = 0.9\ntop_k = 1_0\nseed = 7\nsystem = '''a\nb'''\n";
+        let file =
+            "# mine\nmodel = \"qwen3\"\nbits = 0x2\ntemperature = 1\ntop_p = 0.9\ntop_k = 1_0\nseed = 7\nsystem = '''a\nb'''\n";
         let settings = from(file, &[("CACTUS_BITS", "8"), ("CACTUS_MODEL", ""), ("CACTUS_MIN_P", " 0.5 ")]).unwrap();
         assert_eq!(settings.text(Key::Model), Some("qwen3"));
         assert_eq!(settings.get(Key::Bits), (Some(&Value::Whole(8)), Origin::Environment));

@@ -98,8 +98,7 @@ impl Engine {
         let plan = |tokens| Plan::new(&graph, level, tokens, pool.threads());
         let (prefill, decode) = (plan(PREFILL.min(context))?, plan(1)?);
         let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
-        let times =
-            LoadTimes { open_ms: ms(begin, opened), tokenizer_ms: ms(opened, read), plan_ms: ms(read, Instant::now()) };
+        let times = LoadTimes { open_ms: ms(begin, opened), tokenizer_ms: ms(opened, read), plan_ms: ms(read, Instant::now()) };
         Ok(Engine { prefill, decode, bundle, tokenizer, template, pool, level, context, times })
     }
 

@@ -154,8 +154,11 @@ mod tests {
         Topology::read(folder.path(), &allowed, parallelism)
     }
 
-    /// Cores as (how many, hardware threads of each, a change), numbered one after another.
-    fn machine(groups: &[(usize, usize, fn(&mut Cpu))]) -> Vec<Cpu> {
+    /// Equal cores: how many, hardware threads of each, what is special about them.
+    type Group = (usize, usize, fn(&mut Cpu));
+
+    /// The cores of all groups, numbered one after another.
+    fn machine(groups: &[Group]) -> Vec<Cpu> {
         let mut cpus = Vec::new();
         let mut core = 0;
         for (count, threads, change) in groups {
@@ -191,8 +194,7 @@ mod tests {
         let little: fn(&mut Cpu) = |c| c.capacity = Some(325);
         let two_tiers = machine(&[(4, 1, little), (4, 1, |c| c.capacity = Some(1024))]);
         assert_eq!(read(&two_tiers, None, "0-7", ALL).threads(), 4);
-        let three_tiers =
-            machine(&[(4, 1, little), (3, 1, |c| c.capacity = Some(760)), (1, 1, |c| c.capacity = Some(1024))]);
+        let three_tiers = machine(&[(4, 1, little), (3, 1, |c| c.capacity = Some(760)), (1, 1, |c| c.capacity = Some(1024))]);
         assert_eq!(read(&three_tiers, None, "0-7", ALL).threads(), 4);
         let equal = machine(&[(4, 1, |c| c.capacity = Some(1024))]);
         assert_eq!(read(&equal, None, "0-3", ALL).threads(), 4);
