@@ -3,7 +3,7 @@
 use crate::support::{Finished, Home, bundle, finish, source};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -116,14 +116,7 @@ fn a_batch_answers_line_by_line_in_order() {
     // The same as one by one.
     let text = |at: usize| out[at]["response"].as_str().expect("a text").to_owned();
     assert_eq!(text(0), bench.answer(&["--prompt", "Hi"]));
-    assert_eq!(
-        text(1),
-        bench
-            .answer(&["--prompt", "Hello there", "--max-tokens", "3"][..2].as_ref())
-            .chars()
-            .take(text(1).chars().count())
-            .collect::<String>()
-    );
+    assert!(bench.answer(&["--prompt", "Hello there"]).starts_with(&text(1)));
     assert_eq!(out[1]["decode_tokens"], 3);
     let sampled = ["--prompt", "Hi", "--temperature", "1.5", "--seed", "7", "--top-k", "50", "--system", "Be brief."];
     assert_eq!(text(2), bench.answer(&sampled));
@@ -163,20 +156,18 @@ fn a_batch_goes_on_where_it_ended() {
 
     // Not the output of these prompts.
     bench.write("other.jsonl", &FIVE.replace("\"a\"", "\"b\""));
-    for (input, output, part) in [
-        ("other.jsonl", "whole.jsonl", "input line 1"),
-        ("in.jsonl", "in.jsonl", "input and output"),
-        ("in.jsonl", "other.jsonl", "no output of a batch"),
-        ("in.jsonl", "no/such/folder/out", "no/such/folder/out"),
-        ("no-such-file", "out", "no-such-file"),
-        (".", "out", "folder"),
+    for (input, output, code, part) in [
+        ("other.jsonl", "whole.jsonl", 2, "input line 1"),
+        ("in.jsonl", "in.jsonl", 2, "input and output"),
+        ("in.jsonl", "other.jsonl", 2, "no output of a batch"),
+        ("in.jsonl", "no/such/folder/out", 1, "no/such/folder/out"),
+        ("no-such-file", "out", 1, "no-such-file"),
+        (".", "out", 2, "folder"),
     ] {
-        let before = std::fs::read_to_string(bench.path(output)).ok();
-        let finished = bench.run(&["--batch", input, "--output", output]);
-        assert!(finished.stderr.contains(part), "{part}: {}", finished.stderr);
-        assert_eq!(std::fs::read_to_string(bench.path(output)).ok().filter(|t| !t.is_empty()), before);
-        let code = if part.contains("no") && !part.contains(' ') { 1 } else { 2 };
-        finished.failed(code);
+        let before = std::fs::read(bench.path(output)).ok();
+        let error = bench.run(&["--batch", input, "--output", output]).failed(code);
+        assert!(error.contains(part), "{part}: {error}");
+        assert_eq!(std::fs::read(bench.path(output)).ok(), before);
     }
     bench.write("few.jsonl", FIVE.lines().next().expect("a line"));
     assert!(bench.run(&["--batch", "few.jsonl", "--output", "whole.jsonl"]).failed(2).contains("input line 2"));
@@ -241,39 +232,38 @@ fn an_answer_can_go_to_a_file() {
 #[cfg(target_os = "linux")]
 fn p71_streams_may_be_closed() {
     let bench = Bench::new();
+    // `cactus` as a shell function that also writes its exit code to a file: not every `sh` has pipefail.
     let program = format!("{} run {} --max-tokens 8", env!("CARGO_BIN_EXE_cactus"), bench.model.display());
     let shell = |script: &str| {
-        let mut command = bench.home.cactus(["unused"]);
+        let function = format!("cactus() {{ {program} \"$@\"; code=$?; echo $code >code; return $code; }}\n");
         let mut shell = Command::new("sh");
-        shell.args(["-c", &script.replace("CACTUS", &program)]).stdin(Stdio::null()).current_dir(bench.home.path());
-        command.get_envs().for_each(|(name, value)| match value {
-            Some(value) => drop(shell.env(name, value)),
-            None => drop(shell.env_remove(name)),
-        });
-        drop(command.stdin(Stdio::null()));
+        shell.args(["-c", &(function + script)]).stdin(Stdio::null()).current_dir(bench.home.path());
+        for (name, value) in bench.home.cactus([""; 0]).get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
         finish(&mut shell)
     };
     let answer = bench.run(&["--prompt", "Hi", "-q"]).ok();
     for (script, out) in [
-        ("CACTUS -q --prompt Hi <&-", answer.as_str()),
-        ("CACTUS -q --prompt Hi 2>&-", &answer),
-        ("CACTUS --prompt Hi --stats -v 2>&-", &answer),
-        ("CACTUS -q --prompt Hi >&-", ""),
-        ("CACTUS -q --prompt Hi | head -c 0", ""),
-        ("CACTUS --help | head -c 0", ""),
-        ("printf '{\"prompt\":\"Hi\"}\\n%.0s' 1 2 3 | CACTUS -q --batch - | head -c 0", ""),
-        ("printf Hi | NO_COLOR=1 TERM=dumb CACTUS -q", &answer),
+        ("cactus -q --prompt Hi <&-", answer.as_str()),
+        ("cactus -q --prompt Hi 2>&-", &answer),
+        ("cactus --prompt Hi --stats -v 2>&-", &answer),
+        ("cactus -q --prompt Hi >&-", ""),
+        ("cactus -q --prompt Hi <&- >&- 2>&-", ""),
+        ("cactus -q --prompt Hi | head -c 0", ""),
+        ("cactus --help | head -c 0", ""),
+        ("printf '{\"prompt\":\"Hi\"}\\n%.0s' 1 2 3 | cactus -q --batch - | head -c 0", ""),
+        ("export NO_COLOR=1 TERM=dumb; printf Hi | cactus -q", &answer),
     ] {
-        // `sh` has no pipefail everywhere, so the program's own code comes through a file.
-        let coded = script.replace("CACTUS", "{ CACTUS").replace(" | head", "; echo $? >code; } | head");
-        let coded = if coded.contains("echo") { coded } else { format!("{coded}; echo $? >code; }}") };
-        let finished = shell(&coded);
+        let finished = shell(script);
         assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), (out, ""), "{script}");
         assert_eq!(bench.read("code").trim(), "0", "{script}");
     }
-    let full = shell("CACTUS -q --prompt Hi >/dev/full");
-    assert!(full.failed(1).contains("standard output"));
-    let full = shell("printf '{\"prompt\":\"Hi\"}\\n' | CACTUS -q --batch - -o /dev/full");
+    assert!(shell("cactus -q --prompt Hi >/dev/full").failed(1).contains("standard output"));
+    let full = shell("printf '{\"prompt\":\"Hi\"}\\n' | cactus -q --batch - -o /dev/full");
     assert!(full.failed(1).contains("/dev/full"));
 }
 
@@ -435,5 +425,4 @@ fn help_comes_at_once() {
     });
     let best = times.min().expect("a time");
     assert!(best < Duration::from_millis(30), "{best:?}");
-    let _ = Path::new("");
 }

@@ -43,7 +43,7 @@ impl Report {
         let client = builder.build().map_err(|e| failed(&e))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| failed(&e))?;
         let begin = Instant::now();
-        let answer = runtime.block_on(client.head(url).send());
+        let answer = runtime.block_on(async { client.head(url).send().await });
         // A name lookup may still hang in its thread; nobody waits for it.
         runtime.shutdown_background();
         match answer {
