@@ -155,7 +155,7 @@ impl Whole<'_> {
     fn as_text(&self) -> String {
         let Findings { topology, memory, .. } = *self.findings;
         let mut text = format!("cactus {} on {} {}\n", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
-        let mut line = |name: &str, value: &str| text += &format!("  {name:18} {value}\n");
+        let mut line = |name: &str, value: &str| text += &format!("  {name:20} {value}\n");
         line("cpu", machine::cpu_name().as_deref().unwrap_or("unknown"));
         line("cpu features", &machine::cpu_features().join(" "));
         let held = if self.findings.ceiling.is_some() { " (CACTUS_CPU)" } else { "" };
@@ -184,11 +184,13 @@ impl Whole<'_> {
             Err(error) => line("settings", &format!("faulty: {error}")),
             Ok(settings) => {
                 let path = settings.path.as_ref().map_or_else(|| "no file".to_owned(), |path| path.display().to_string());
-                line("settings", &format!("{path}{}", if settings.exists { "" } else { " (not there)" }));
+                let missing = settings.path.is_some() && !settings.exists;
+                line("settings", &format!("{path}{}", if missing { " (not there)" } else { "" }));
                 for (name, value, origin) in settings_rows(settings, topology) {
                     let value = match value {
                         Value::Null => unset(name).to_owned(),
                         Value::String(text) => text.escape_debug().to_string(),
+                        Value::Number(n) if n.is_f64() => n.as_f64().map_or_else(String::new, |x| x.to_string()),
                         other => other.to_string(),
                     };
                     line(&format!("  {name}"), &format!("{value}  ({origin})"));

@@ -53,12 +53,15 @@ fn read_number(path: &Path) -> Option<u64> {
 }
 
 /// Bytes that a user may still write to the file system of `path`, or of the nearest folder above that exists.
+#[cfg(unix)]
 pub fn free_space(path: &Path) -> Option<u64> {
-    let existing = path.ancestors().find(|p| p.exists())?;
-    #[cfg(unix)]
-    return rustix::fs::statvfs(existing).ok().and_then(|s| s.f_bavail.checked_mul(s.f_frsize));
-    #[cfg(not(unix))]
-    return Some(existing).and(None);
+    let space = rustix::fs::statvfs(path.ancestors().find(|p| p.exists())?).ok()?;
+    space.f_bavail.checked_mul(space.f_frsize)
+}
+
+#[cfg(not(unix))]
+pub fn free_space(_: &Path) -> Option<u64> {
+    None
 }
 
 /// Bytes of all files below `folder`; links are not followed.
