@@ -24,7 +24,8 @@ use std::time::Instant;
 pub struct Args {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// The prompt. Text piped to standard input follows it after an empty line
+    /// The prompt. Text piped to standard input follows it after an empty line; that is read to its end, so
+    /// give `</dev/null` or --no-stdin where a script has an open pipe there
     #[arg(short, long)]
     pub prompt: Option<String>,
     /// What the model is told before the conversation
@@ -36,7 +37,7 @@ pub struct Args {
     /// Write the answer to a file. A batch goes on where the file ends
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Leave standard input alone
+    /// Do not read standard input
     #[arg(long)]
     pub no_stdin: bool,
     #[command(flatten)]
