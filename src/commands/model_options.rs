@@ -18,14 +18,16 @@ use std::time::SystemTime;
 
 pub const ENVIRONMENT: &str = "Environment:
   CACTUS_HOME    where converted models are kept (default: the user's cache folder)
-  CACTUS_CONFIG  the settings file, or `none` (default: cactus/config.toml in the user's folder of settings)
-  CACTUS_MODEL, CACTUS_BITS, CACTUS_THREADS, ...    any setting of that file; `cactus doctor` lists them
+  CACTUS_CONFIG  the settings file, or `none` (default: cactus/config.toml in the user's config folder)
+  CACTUS_MODEL, CACTUS_BITS, CACTUS_THREADS, ...    any setting; `cactus doctor` lists them
   CACTUS_CPU     highest instruction set to use: scalar, avx2, avx512, neon, neon-dotprod, neon-i8mm
   HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE    as for the Hugging Face tools
 
-Exit codes: 0 done, also when nobody reads the output any more; 1 it could not be done (not found, bad file,
-out of memory, network, a prompt of a batch failed); 2 it was asked wrongly (options, settings, a prompt longer
-than the context); 130 interrupted";
+Exit codes:
+  0    done, also when nobody reads the output any more
+  1    could not be done: not found, bad file, too little memory, network, a failed line of a batch
+  2    asked wrongly: options, settings, a prompt longer than the context
+  130  interrupted";
 
 /// Which model, and how its weights are stored.
 #[derive(clap::Args)]
