@@ -9,4 +9,5 @@ mod golden;
 mod house;
 mod pipes;
 mod real_models;
+mod repl;
 mod support;

@@ -5,6 +5,7 @@ use super::terminal::{self, Terminal};
 use super::{Failure, Outcome};
 use cactus::engine::Request;
 use cactus::engine::chat::{Message, Role};
+use cactus::engine::thinking::Think;
 use cactus::error::{Error, Kind, Result};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
@@ -18,11 +19,12 @@ use std::time::Duration;
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// Fields of an input line.
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 13] = [
     "id",
     "prompt",
     "messages",
     "system",
+    "think",
     "max_tokens",
     "temperature",
     "top_p",
@@ -38,6 +40,7 @@ const FIELDS: [&str; 12] = [
 pub struct Item {
     pub content: Content,
     pub system: Option<String>,
+    pub think: Option<Think>,
     pub request: Request,
 }
 
@@ -75,6 +78,7 @@ impl Item {
             list.iter().enumerate().map(message).collect()
         };
         let system = text("system")?;
+        let think = text("think")?.map(|name| name.parse()).transpose()?;
         let content = match (text("prompt")?, field("messages")) {
             (Some(prompt), None) if prompt.trim().is_empty() => return Err(Error::usage("the prompt is empty")),
             (Some(prompt), None) => Content::Prompt(prompt),
@@ -106,7 +110,7 @@ impl Item {
             let good = texts.filter(|texts| texts.iter().all(|text| !text.is_empty()));
             request.stops = good.ok_or_else(|| wrong("stop", "a text or a list of texts, none of them empty"))?;
         }
-        Ok(Item { content, system, request })
+        Ok(Item { content, system, think, request })
     }
 }
 
@@ -366,8 +370,10 @@ mod tests {
         let plain = item(json!({"prompt": "Hi", "id": {"any": 1}, "system": null, "stop": null})).unwrap();
         assert_eq!((plain.content, plain.system), (Content::Prompt("Hi".into()), None));
         assert_eq!((plain.request.max_tokens, plain.request.sampling.seed, plain.request.stops.len()), (9, 3, 1));
-        let own = item(json!({"prompt": "Hi", "system": "s", "max_tokens": 2, "temperature": 1, "top_p": 0.5, "top_k": 4,
-            "min_p": 0.1, "repetition_penalty": 1.5, "seed": 18446744073709551615u64, "stop": ["a", "b"]}))
+        let own = item(
+            json!({"prompt": "Hi", "system": "s", "think": "off", "max_tokens": 2, "temperature": 1, "top_p": 0.5, "top_k": 4,
+            "min_p": 0.1, "repetition_penalty": 1.5, "seed": 18446744073709551615u64, "stop": ["a", "b"]}),
+        )
         .unwrap();
         let sampling = Sampling {
             temperature: 1.0,
@@ -378,6 +384,7 @@ mod tests {
             seed: u64::MAX,
             ..Sampling::default()
         };
+        assert_eq!((own.think, plain.think), (Some(Think::Off), None));
         assert_eq!(own.request.sampling, sampling);
         assert_eq!((own.request.max_tokens, own.request.stops), (2, vec!["a".to_owned(), "b".to_owned()]));
         let turns =
@@ -399,6 +406,7 @@ mod tests {
             (json!({"prompt": "a", "temperature": -1}), "temperature is -1"),
             (json!({"prompt": "a", "max_tokens": -1}), "`max_tokens` must be a whole"),
             (json!({"prompt": "a", "stop": [""]}), "`stop`"),
+            (json!({"prompt": "a", "think": "hard"}), "hard"),
             (json!({"messages": []}), "`messages`"),
             (json!({"messages": [{"role": "king", "content": "a"}]}), "turn 1"),
             (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "image_url"),

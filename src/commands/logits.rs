@@ -30,11 +30,23 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Outcome {
     let ids = read_ids(&args.ids)?;
+    // Room for everything that was asked for, unless a context was.
+    let context = args.engine.context.or(Some(ids.len() + args.greedy));
+    let engine_args = EngineArgs { threads: args.engine.threads, context };
     let mut terminal = Terminal::new(args.quiet);
     let bundle = args.model.bundle(&mut terminal)?;
-    let engine = args.engine.load(&bundle)?;
+    let engine = engine_args.load(&bundle)?;
     if let Some(warning) = memory_warning(&engine) {
         terminal.note(&warning);
+    }
+    if ids.len() + args.greedy > engine.context() {
+        return Err(Error::usage(format!(
+            "{} ids and {} greedy tokens do not fit the context of {}",
+            ids.len(),
+            args.greedy,
+            engine.context()
+        ))
+        .into());
     }
     let logits = engine.score(&ids)?;
     let mut greedy: Vec<i32> = Vec::new();
@@ -49,11 +61,10 @@ pub fn run(args: &Args) -> Outcome {
 
 /// The list itself, or the content of the file of that name.
 fn read_ids(text: &str) -> Result<Vec<u32>> {
-    let looks_like_ids = text.chars().all(|c| c.is_ascii_digit() || c == ',' || c.is_whitespace());
-    let content = if looks_like_ids {
-        text.to_owned()
-    } else {
+    let content = if Path::new(text).is_file() {
         std::fs::read_to_string(text).map_err(|e| Error::io("read", Path::new(text), &e))?
+    } else {
+        text.to_owned()
     };
     let pieces = content.split(|c: char| c == ',' || c.is_whitespace()).filter(|p| !p.is_empty());
     let ids: Vec<u32> =

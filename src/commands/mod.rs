@@ -18,7 +18,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Run, convert and serve language models on an ordinary CPU.
+/// Convert and run language models on an ordinary CPU.
 #[derive(Parser)]
 #[command(name = "cactus", version, about, max_term_width = 100, after_help = model_options::ENVIRONMENT)]
 struct Cli {

@@ -2,7 +2,7 @@
 
 use super::machine::{Memory, size};
 use super::settings::{self, Key};
-use super::terminal::Terminal;
+use super::terminal::{self, Terminal};
 use cactus::engine::tokenizer::Tokenizer;
 use cactus::engine::{Engine, Footprint, LoadOptions};
 use cactus::error::{Error, Kind, Result};
@@ -190,11 +190,15 @@ pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mu
     };
     let options =
         Options { bits, head_bits: wanted.head_bits, calibration, source: Provenance { name, revision: found.revision.clone() } };
-    let what = format!("converting to {}", bits_label(bits));
-    let report = convert::convert(&checkpoint, target, &options, &mut |event| match event {
-        convert::Event::Warning(text) => terminal.note(&format!("warning: {text}")),
-        convert::Event::Start { weights } => terminal.start(&what, Some(weights), false),
-        convert::Event::Advance(weights) => terminal.advance(weights),
+    let what = format!("converting to {bits} bits");
+    terminal::catch_interrupts();
+    let report = convert::convert(&checkpoint, target, &options, &mut |event| {
+        match event {
+            convert::Event::Warning(text) => terminal.note(&format!("warning: {text}")),
+            convert::Event::Start { weights } => terminal.start(&what, Some(weights), false),
+            convert::Event::Advance(weights) => terminal.advance(weights),
+        }
+        if terminal::interrupted() { Err(Error::new(Kind::Interrupted, "interrupted")) } else { Ok(()) }
     });
     terminal.finish();
     report

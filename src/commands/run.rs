@@ -1,6 +1,10 @@
 //! `cactus run`: one answer, many answers, or a chat.
 
+mod display;
+mod editor;
+mod markdown;
 mod repl;
+mod repl_commands;
 
 use super::batch::{Batch, Content, Item};
 use super::machine::size;
@@ -9,12 +13,15 @@ use super::settings::{self, Key};
 use super::stats::Stats;
 use super::terminal::{self, Output, Terminal};
 use super::{Failure, Outcome};
-use cactus::engine::chat::{Message, RenderOptions, Role};
+use cactus::engine::chat::{Message, Role};
 use cactus::engine::sampler::Sampling;
+use cactus::engine::thinking::{Prompt, Think};
 use cactus::engine::{Engine, Finish, Request, response};
 use cactus::error::{Error, Result};
 use cactus::hub::catalog;
 use cactus::kernels::Topology;
+use clap::builder::TypedValueParser;
+use display::{Display, Shown};
 use std::cell::RefCell;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -40,6 +47,10 @@ pub struct Args {
     /// Do not read standard input
     #[arg(long)]
     pub no_stdin: bool,
+    /// Reasoning before the answer: on, off, or hide (reason, but show only the answer). Thoughts go to
+    /// standard error. auto: as the model does by itself
+    #[arg(long, default_value = "auto", value_parser = think())]
+    pub think: Think,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
@@ -59,6 +70,10 @@ pub struct Args {
     /// Print where the time of the answer went, to standard error
     #[arg(long)]
     pub profile: bool,
+}
+
+fn think() -> impl clap::builder::TypedValueParser<Value = Think> {
+    clap::builder::PossibleValuesParser::new(Think::NAMES).try_map(|name| name.parse::<Think>())
 }
 
 /// How tokens are chosen. What is not given comes from the settings.
@@ -153,12 +168,11 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
         terminal.detail(&details(&engine, &request));
     }
     terminal::catch_interrupts();
-    let system = args.system.as_deref().or_else(|| settings::current().text(Key::System)).filter(|text| !text.is_empty());
-    let asked = Asked { engine: &engine, request: &request, system };
+    let asked = Asked { engine: &engine, request: &request, system: args.system(), think: args.think };
     let outcome = match work {
         Work::Prompt(prompt, output) => one(args, &asked, &prompt, output, &mut stats, &terminal),
         Work::Batch(batch) => many(&asked, batch, &mut stats, &mut terminal),
-        Work::Chat => return repl::run(&engine, &request, system, &terminal),
+        Work::Chat => return repl::run(args, engine, &request, &mut terminal),
     };
     if args.stats && !matches!(outcome, Err(Failure::Error(_))) {
         terminal.say(&stats.table(&engine));
@@ -166,31 +180,36 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
     outcome
 }
 
+impl Args {
+    /// What the model is told first; an empty text is none.
+    fn system(&self) -> Option<&str> {
+        self.system.as_deref().or_else(|| settings::current().text(Key::System)).filter(|text| !text.is_empty())
+    }
+}
+
 /// Who answers, and how.
 struct Asked<'a> {
     engine: &'a Engine,
     request: &'a Request,
     system: Option<&'a str>,
+    think: Think,
 }
 
 /// Answers one prompt.
-fn one(args: &Args, asked: &Asked, prompt: &str, mut output: Output, stats: &mut Stats, terminal: &Terminal) -> Outcome {
+fn one(args: &Args, asked: &Asked, prompt: &str, output: Output, stats: &mut Stats, terminal: &Terminal) -> Outcome {
     let engine = asked.engine;
-    let ids = prompt_ids(engine, asked.system, prompt)?;
+    let prompt = one_turn(engine, asked.system, prompt, asked.think)?;
     let mut session = engine.session();
     session.profile = args.profile.then(Default::default);
-    let closed = RefCell::new(Ok(()));
-    let on_text = &mut |text: &str| {
-        if !args.json && closed.borrow().is_ok() {
-            *closed.borrow_mut() = output.write(text);
-        }
-    };
+    let shown = Shown { thoughts: args.think.shows() && !args.quiet && !args.json, answer: !args.json, markdown: false };
+    let display = RefCell::new(Display::to(output, shown));
     // When nobody reads any more there is no reason to go on.
-    let stopped = || terminal::interrupted() || closed.borrow().is_err();
-    let answer = stats.answer(&mut session, &ids, asked.request, on_text, &stopped)?;
-    closed.into_inner()?;
-    let last = if args.json { format!("{}\n", response::completion(&answer, THRESHOLD)) } else { "\n".to_owned() };
-    output.write(&last)?;
+    let stopped = || terminal::interrupted() || display.borrow().is_closed();
+    let answer = stats.answer(&mut session, &prompt, asked.request, &mut |part| display.borrow_mut().part(part), &stopped)?;
+    let mut output = display.into_inner().finish()?;
+    if args.json {
+        output.write(&format!("{}\n", response::completion(&answer, THRESHOLD)))?;
+    }
     if let Some(profile) = &session.profile {
         terminal.say(&profile.table());
     }
@@ -199,7 +218,14 @@ fn one(args: &Args, asked: &Asked, prompt: &str, mut output: Output, stats: &mut
         Finish::Context => {
             terminal.note(&format!("note: the context of {} tokens is full, the answer was cut", engine.context()))
         }
+        Finish::Length if answer.unfinished_thinking => terminal.note(&format!(
+            "note: all {} tokens (--max-tokens) went into thinking, there is no answer; more tokens or --think off help",
+            answer.ids.len()
+        )),
         Finish::Length => terminal.note(&format!("note: the answer was cut at {} tokens (--max-tokens)", answer.ids.len())),
+        Finish::Stop if answer.unfinished_thinking => {
+            terminal.note("note: the model ended inside its thinking, there is no answer; --think off may help");
+        }
         Finish::Stop => {}
     }
     output.finish()
@@ -207,12 +233,13 @@ fn one(args: &Args, asked: &Asked, prompt: &str, mut output: Output, stats: &mut
 
 /// Answers every line of a batch, in one session, so that what prompts begin with alike is run once.
 fn many(asked: &Asked, batch: Batch, stats: &mut Stats, terminal: &mut Terminal) -> Outcome {
-    let Asked { engine, request, system } = *asked;
+    let Asked { engine, request, system, think } = *asked;
     let mut session = engine.session();
     let answer = &mut |item: Item| {
         let system = item.system.as_deref().or(system).filter(|text| !text.is_empty());
-        let ids = match item.content {
-            Content::Prompt(prompt) => prompt_ids(engine, system, &prompt)?,
+        let think = item.think.unwrap_or(think);
+        let prompt = match item.content {
+            Content::Prompt(prompt) => one_turn(engine, system, &prompt, think)?,
             Content::Messages(mut messages) => {
                 if !engine.template.has_template() {
                     return Err(Error::usage("this is a base model without a chat template; give `prompt`, not `messages`"));
@@ -220,30 +247,24 @@ fn many(asked: &Asked, batch: Batch, stats: &mut Stats, terminal: &mut Terminal)
                 if let Some(system) = system.filter(|_| messages.iter().all(|m| m.role != Role::System)) {
                     messages.insert(0, Message::new(Role::System, system));
                 }
-                chat_ids(engine, &messages)?
+                Prompt::chat(engine, &messages, think.enable())?
             }
         };
-        let answer = stats.answer(&mut session, &ids, &item.request, &mut |_| {}, &terminal::interrupted)?;
+        let answer = stats.answer(&mut session, &prompt, &item.request, &mut |_| {}, &terminal::interrupted)?;
         Ok((answer.finish != Finish::Interrupted).then(|| response::completion(&answer, THRESHOLD)))
     };
     batch.run(request, answer, &|error| response::failure(error, THRESHOLD), terminal)
 }
 
-/// Ids for one user turn; a model without a chat template gets the text as it is.
-fn prompt_ids(engine: &Engine, system: Option<&str>, prompt: &str) -> Result<Vec<u32>> {
+/// The prompt of one user turn; a model without a chat template gets the text as it is.
+fn one_turn(engine: &Engine, system: Option<&str>, prompt: &str, think: Think) -> Result<Prompt> {
     if !engine.template.has_template() {
         let text = system.map_or_else(|| prompt.to_owned(), |s| format!("{s}\n\n{prompt}"));
-        return engine.tokenizer.encode(&text, true);
+        return Ok(Prompt { ids: engine.tokenizer.encode(&text, true)?, inside: false });
     }
     let mut messages: Vec<Message> = system.map(|s| Message::new(Role::System, s)).into_iter().collect();
     messages.push(Message::new(Role::User, prompt));
-    chat_ids(engine, &messages)
-}
-
-/// Ids for a conversation that the assistant is to continue.
-fn chat_ids(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>> {
-    let rendered = engine.template.render(messages, &RenderOptions { add_generation_prompt: true, ..Default::default() })?;
-    engine.tokenizer.encode_prompt(&rendered)
+    Prompt::chat(engine, &messages, think.enable())
 }
 
 /// What `--verbose` tells before the work begins.

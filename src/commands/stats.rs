@@ -1,6 +1,7 @@
 //! Times, rates and memory of a run, for `--stats`.
 
-use cactus::engine::{Answer, Engine, Request, Session, generate, response};
+use cactus::engine::thinking::{Part, Prompt, generate_parts};
+use cactus::engine::{Answer, Engine, Request, Session, response};
 use cactus::error::Result;
 use serde_json::Value;
 use std::time::Instant;
@@ -35,13 +36,13 @@ impl Stats {
     pub fn answer(
         &mut self,
         session: &mut Session,
-        ids: &[u32],
+        prompt: &Prompt,
         request: &Request,
-        on_text: &mut dyn FnMut(&str),
+        on_part: &mut dyn FnMut(Part),
         stopped: &dyn Fn() -> bool,
     ) -> Result<Answer> {
         let before_ms = self.started.elapsed().as_secs_f64() * 1e3;
-        let answer = generate(session, ids, request, on_text, stopped)?;
+        let answer = generate_parts(session, prompt, request, on_part, stopped)?;
         self.first_token_ms.get_or_insert(before_ms + answer.first_token_ms);
         self.answers.push(Tally {
             prompt: answer.prompt_tokens,

@@ -4,6 +4,7 @@ use super::confidence::Confidence;
 use super::sampler::{Sampler, Sampling};
 use super::session::Session;
 use super::stream::TextStream;
+use super::thinking::tag_ids;
 use crate::error::{Error, Kind, Result};
 use std::time::Instant;
 
@@ -41,6 +42,10 @@ pub struct Answer {
     /// Natural logarithms of their probabilities.
     pub logprobs: Vec<f32>,
     pub finish: Finish,
+    /// Reasoning that was taken out of the text; see [`super::thinking::generate_parts`].
+    pub thinking: Option<String>,
+    /// The answer ended inside a reasoning block.
+    pub unfinished_thinking: bool,
     /// See [`super::confidence`].
     pub confidence: Option<f64>,
     pub prompt_tokens: usize,
@@ -92,7 +97,7 @@ pub fn generate(
         )));
     }
     let mut sampler = Sampler::new(request.sampling.clone());
-    let mut stream = TextStream::new(&engine.tokenizer, request.stops.clone());
+    let mut stream = TextStream::new(&engine.tokenizer, request.stops.clone()).showing(tag_ids(&engine.tokenizer));
     let mut confidence = Confidence::default();
     let mut recent = prompt.to_vec();
     let mut answer = Answer {
@@ -100,6 +105,8 @@ pub fn generate(
         ids: Vec::new(),
         logprobs: Vec::new(),
         finish: Finish::Length,
+        thinking: None,
+        unfinished_thinking: false,
         confidence: None,
         prompt_tokens: prompt.len(),
         reused_tokens: 0,

@@ -2,6 +2,7 @@
 
 pub mod chat;
 pub mod confidence;
+pub mod conversation;
 pub mod generate;
 pub mod load;
 mod python_json;
@@ -9,6 +10,7 @@ pub mod response;
 pub mod sampler;
 pub mod session;
 pub mod stream;
+pub mod thinking;
 pub mod tokenizer;
 
 pub use generate::{Answer, Finish, Request, generate};

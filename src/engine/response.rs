@@ -6,12 +6,13 @@ use serde_json::{Map, Value, json};
 
 /// Fields of a completion response, in their documented order.
 pub fn completion(answer: &Answer, threshold: f64) -> Value {
-    json!({
+    let mut value = json!({
         "success": true,
         "error": null,
         "cloud_handoff": false,
         "cloud_handoff_reason": "kept local",
         "response": answer.text,
+        "thinking": answer.thinking,
         "function_calls": [],
         "segments": [],
         "confidence": answer.confidence.map(|c| round(c, 4)),
@@ -24,7 +25,14 @@ pub fn completion(answer: &Answer, threshold: f64) -> Value {
         "prefill_tokens": answer.prompt_tokens,
         "decode_tokens": answer.ids.len(),
         "total_tokens": answer.prompt_tokens + answer.ids.len(),
-    })
+    });
+    // The one field that is absent when there is nothing to say.
+    if answer.thinking.is_none()
+        && let Some(fields) = value.as_object_mut()
+    {
+        fields.shift_remove("thinking");
+    }
+    value
 }
 
 /// The same fields for a failure.

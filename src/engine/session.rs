@@ -45,7 +45,7 @@ impl<'e> Session<'e> {
     }
 
     /// Makes the session hold exactly `ids` and returns the logits after the last one. The longest common
-    /// beginning with what it held is kept, the rest is run. `stopped` is asked between runs.
+    /// beginning with what it held is kept, the rest is run. `stopped` is asked at every step of the runs.
     ///
     /// # Errors
     /// `Usage` when there are no ids, one is outside the vocabulary, or they do not fit the context;
@@ -66,11 +66,10 @@ impl<'e> Session<'e> {
         self.state.truncate(reused);
         let mut one = false;
         for piece in ids[reused..].chunks(self.engine.prefill.max_tokens()) {
-            if stopped() {
+            one = piece.len() == 1;
+            if !self.run(piece, one, stopped) {
                 return Err(Error::new(Kind::Interrupted, "interrupted"));
             }
-            one = piece.len() == 1;
-            self.run(piece, one);
         }
         let logits = if one {
             self.engine.decode.output_mut(&mut self.decode, 0)
@@ -86,23 +85,28 @@ impl<'e> Session<'e> {
         if self.ids.len() >= self.engine.context() {
             return Err(Error::usage(format!("the context of {} tokens is full", self.engine.context())));
         }
-        self.run(&[id], true);
+        self.run(&[id], true, &|| false);
         Ok(self.engine.decode.output_mut(&mut self.decode, 0))
     }
 
-    fn run(&mut self, ids: &[u32], one: bool) {
+    /// False if it was stopped; then the session is as it was.
+    fn run(&mut self, ids: &[u32], one: bool, stopped: &dyn Fn() -> bool) -> bool {
         let engine = self.engine;
         let (plan, buffers): (&Plan, _) =
             if one { (&engine.decode, &mut self.decode) } else { (&engine.prefill, &mut self.prefill) };
-        plan.execute(Run {
+        let run = Run {
             weights: engine.bundle.bytes(),
             feed: Feed::Ids(ids),
             state: &mut self.state,
             buffers,
             pool: &engine.pool,
             profile: self.profile.as_mut(),
-        });
-        self.ids.extend_from_slice(ids);
+        };
+        let done = plan.execute_unless(run, stopped);
+        if done {
+            self.ids.extend_from_slice(ids);
+        }
+        done
     }
 
     /// Bytes of keys and values for the positions that are filled.

@@ -45,13 +45,22 @@ impl Plan {
     ///
     /// # Panics
     /// When the ids are too many for the plan or the state, or the pool has more threads than were planned.
-    pub fn execute(&self, mut run: Run) {
+    pub fn execute(&self, run: Run) {
+        self.execute_unless(run, &|| false);
+    }
+
+    /// [`Plan::execute`], asking `stopped` before every step. False if it was stopped: then the filled
+    /// positions of the state are what they were, and there are no outputs.
+    pub fn execute_unless(&self, mut run: Run, stopped: &dyn Fn() -> bool) -> bool {
         let tokens = run.feed.tokens();
         assert!((1..=self.max_tokens()).contains(&tokens), "{tokens} tokens in a plan for {}", self.max_tokens());
         assert!(run.pool.threads() <= self.threads());
         assert!(self.graph.caches.is_empty() || run.state.len() + tokens <= run.state.capacity());
         run.buffers.tokens = tokens;
         for step in &self.steps {
+            if stopped() {
+                return false;
+            }
             let begin = run.profile.as_ref().map(|_| std::time::Instant::now());
             self.step(step, &mut run);
             if let (Some(begin), Some(profile)) = (begin, run.profile.as_mut()) {
@@ -67,6 +76,7 @@ impl Plan {
             }
         }
         run.state.advance(tokens);
+        true
     }
 
     fn step(&self, step: &super::plan::Step, run: &mut Run) {

@@ -37,7 +37,7 @@ pub fn head_bits(bits: u32) -> u32 {
     if bits < 8 { 8 } else { bits }
 }
 
-/// What happens while converting.
+/// What happens while converting. An error from the handler ends the conversion, and nothing is left of it.
 pub enum Event<'a> {
     /// Something the user should know.
     Warning(&'a str),
@@ -92,15 +92,20 @@ impl Report {
 
 /// Converts `checkpoint` into a bundle at `target`, which must not exist or be a bundle (it is replaced).
 /// The same input gives the same bytes. Until the last moment nothing is visible under the final name.
-pub fn convert(checkpoint: &Checkpoint, target: &Path, options: &Options, on_event: &mut dyn FnMut(Event)) -> Result<Report> {
+pub fn convert(
+    checkpoint: &Checkpoint,
+    target: &Path,
+    options: &Options,
+    on_event: &mut dyn FnMut(Event) -> Result<()>,
+) -> Result<Report> {
     let plan = families::plan(checkpoint)?;
-    plan.warnings.iter().for_each(|w| on_event(Event::Warning(w)));
+    plan.warnings.iter().try_for_each(|w| on_event(Event::Warning(w)))?;
     if target.exists() && !super::Bundle::is_bundle(target) {
         return Err(Error::usage(format!("{} exists and is no bundle; it will not be overwritten", target.display())));
     }
     let formats: Vec<Format> = plan.tensors.iter().map(|t| format(t, checkpoint, options)).collect::<Result<_>>()?;
     let staging = Staging::create(target)?;
-    on_event(Event::Start { weights: plan.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum() });
+    on_event(Event::Start { weights: plan.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum() })?;
 
     let path = staging.dir.join(bundle::WEIGHTS);
     let file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
@@ -213,7 +218,7 @@ fn write_tensor(
     format: Format,
     feedback: Option<&Feedback>,
     out: &mut Output,
-    on_event: &mut dyn FnMut(Event),
+    on_event: &mut dyn FnMut(Event) -> Result<()>,
 ) -> Result<TensorReport> {
     let (kernel, alone) = (MatMulFloat::select(Level::best(None)), Pool::new(1));
     let product = |outer: &[f32], errors: &[f32], later: usize, sums: &mut [f32]| {
@@ -253,7 +258,7 @@ fn write_tensor(
             report.bytes += bytes.len();
             report.error += error;
             let rows = TILE_ROWS.min(tensor.rows - (start + tile) * TILE_ROWS);
-            on_event(Event::Advance((rows * tensor.cols) as u64));
+            on_event(Event::Advance((rows * tensor.cols) as u64))?;
         }
     }
     Ok(report)

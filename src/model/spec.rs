@@ -92,7 +92,7 @@ impl Decoder {
     pub fn check(&self) -> Result<()> {
         let mut sizes = vec![("dim", self.dim), ("vocab", self.vocab), ("layers", self.layers.len())];
         for layer in &self.layers {
-            let Mixer::Attention { heads, kv_heads, head_dim, rope, window, .. } = &layer.mixer;
+            let Mixer::Attention { heads, kv_heads, head_dim, rope, window, scale, cap, .. } = &layer.mixer;
             let Mlp::Gated { hidden, .. } = &layer.mlp;
             sizes.extend([("heads", *heads), ("kv_heads", *kv_heads), ("head_dim", *head_dim), ("hidden", *hidden)]);
             sizes.push(("window", window.unwrap_or(1).min(SIZE_LIMIT)));
@@ -102,12 +102,19 @@ impl Decoder {
             if heads.saturating_mul(*head_dim) > SIZE_LIMIT {
                 return Err(Error::unsupported(format!("{heads} attention heads of {head_dim} dimensions")));
             }
+            if !scale.is_finite() || cap.is_some_and(|c| !c.is_finite() || c <= 0.0) {
+                return Err(Error::unsupported("the scale or cap of an attention layer is no usable number"));
+            }
             if let Some(rope) = rope {
                 match self.ropes.get(*rope) {
                     Some(table) if 2 * table.frequencies.len() <= *head_dim => {}
                     _ => return Err(Error::unsupported("a layer refers to a rotary table that does not fit")),
                 }
             }
+        }
+        let positive = |x: f32| x.is_finite() && x > 0.0;
+        if !positive(self.norm_eps) || !positive(self.embed_scale) || self.logit_cap.is_some_and(|c| !positive(c)) {
+            return Err(Error::unsupported("norm_eps, embed_scale and logit_cap must be positive numbers"));
         }
         for (name, size) in sizes {
             if size == 0 || size > SIZE_LIMIT {

@@ -12,6 +12,8 @@ pub struct Staging {
 }
 
 const LOCK: &str = ".lock";
+/// Stands in the names of bundles under construction.
+const PARTIAL: &str = ".partial-";
 /// Ends the name under which a bundle waits while its successor takes its place.
 const OLD: &str = ".old";
 
@@ -21,7 +23,7 @@ impl Staging {
         let name = name.ok_or_else(|| Error::usage(format!("{} is no name for a bundle", target.display())))?;
         let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, &e))?;
-        let prefix = format!(".{name}.partial-");
+        let prefix = format!(".{name}{PARTIAL}");
         remove_leftovers(parent, &prefix, target);
         let dir = parent.join(format!("{prefix}{}", std::process::id()));
         fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, &e))?;
@@ -66,19 +68,18 @@ impl Drop for Staging {
     }
 }
 
-/// Removes what killed conversions to the same target left behind, and puts back a bundle that one of them
-/// had moved away but not yet replaced.
+/// Removes what killed conversions in this folder left behind, and puts back a bundle that one of them had
+/// moved away but not yet replaced.
 fn remove_leftovers(parent: &Path, prefix: &str, target: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with(prefix) {
-            continue;
-        }
-        let moved_away = name.ends_with(OLD);
+        let moved_away = name.starts_with(prefix) && name.ends_with(OLD);
+        // Held by a living process as long as it works.
+        let abandoned = || File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok());
         if moved_away && !target.exists() {
             let _ = fs::rename(entry.path(), target);
-        } else if moved_away || File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok()) {
+        } else if moved_away || (name.starts_with('.') && name.contains(PARTIAL) && abandoned()) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }

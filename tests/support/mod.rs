@@ -25,7 +25,7 @@ pub fn bundle(checkpoint: &Path, target: &Path, bits: u32) {
     let options =
         Options { bits, head_bits: None, calibration: Vec::new(), source: Provenance { name: "test".into(), revision: None } };
     let checkpoint = Checkpoint::open(checkpoint).expect("a sound checkpoint");
-    convert(&checkpoint, target, &options, &mut |_| {}).expect("a conversion");
+    convert(&checkpoint, target, &options, &mut |_| Ok(())).expect("a conversion");
 }
 
 /// Opens a bundle at an instruction-set level.

@@ -1,95 +1,233 @@
 //! The chat on a terminal.
 
-use super::chat_ids;
+use super::display::{Display, Shown, dimmed};
+use super::editor::{self, Editor, Input};
+use super::repl_commands;
+use crate::commands::Outcome;
+use crate::commands::model_options::ModelArgs;
 use crate::commands::terminal::{self, Terminal};
-use crate::commands::{Failure, Outcome};
-use cactus::engine::chat::{Message, Role};
-use cactus::engine::{Engine, Finish, Request, generate};
-use cactus::error::Error;
-use rustyline::error::ReadlineError;
+use cactus::engine::conversation::{Conversation, Overflow, Settings, Slide};
+use cactus::engine::thinking::generate_parts;
+use cactus::engine::{Answer, Engine, Finish, Request, Session};
+use cactus::error::{Error, Result};
 
-const HELP: &str = "/clear  forget the conversation    /help  this text    /exit  leave (also Ctrl-D)
-Ctrl-C stops an answer; what was said so far stays in the conversation.";
+/// The chat's end, or how it goes on.
+pub enum Next {
+    Leave,
+    /// With another model, by the name that was typed.
+    Model(String),
+}
 
-pub fn run(engine: &Engine, request: &Request, system: Option<&str>, terminal: &Terminal) -> Outcome {
-    if !engine.template.has_template() {
-        return Err(Error::usage("this is a base model without a chat template; it can continue a text but not chat")
-            .with_hint("give the text with --prompt")
-            .into());
-    }
-    let mut editor =
-        rustyline::DefaultEditor::new().map_err(|e| Failure::Error(Error::usage(format!("cannot use the terminal: {e}"))))?;
-    let opening: Vec<Message> = system.map(|s| Message::new(Role::System, s)).into_iter().collect();
-    let mut messages = opening.clone();
-    let mut session = engine.session();
-    terminal.note("Type a message. /help lists the commands.");
+pub struct Chat<'a> {
+    args: &'a super::Args,
+    terminal: &'a mut Terminal,
+    editor: Editor,
+    pub conversation: Conversation,
+    /// The last answer, for its numbers.
+    pub last: Option<Answer>,
+    /// Times the last message was answered again: its seed moves on.
+    again: u64,
+}
+
+/// Chats until the user leaves.
+pub fn run(args: &super::Args, mut engine: Engine, request: &Request, terminal: &mut Terminal) -> Outcome {
+    check(&engine).map_err(|e| e.with_hint("give the text with --prompt"))?;
+    let settings = Settings { request: request.clone(), think: args.think, overflow: Overflow::Ask };
+    let conversation = Conversation::new(args.model.name(), args.system(), settings);
+    let mut chat = Chat { args, terminal, editor: Editor::new()?, conversation, last: None, again: 0 };
+    chat.note("Type a message. /help lists the commands.");
     loop {
-        let line = match editor.readline(">>> ") {
-            Ok(line) => line,
-            Err(ReadlineError::Interrupted) => {
-                terminal.note("(Ctrl-D or /exit leaves)");
-                continue;
-            }
-            Err(ReadlineError::Eof) => return Ok(()),
-            Err(e) => return Err(Error::usage(format!("cannot read from the terminal: {e}")).into()),
-        };
-        let line = line.trim();
-        match line {
-            "" => continue,
-            "/exit" | "/quit" | "/bye" => return Ok(()),
-            "/help" | "/?" => terminal.note(HELP),
-            "/clear" => {
-                messages = opening.clone();
-                terminal.note("(cleared)");
-            }
-            _ if line.starts_with('/') && !line.contains(' ') => terminal.note(&format!("no command {line}; /help lists them")),
-            text => {
-                let _ = editor.add_history_entry(text);
-                messages.push(Message::new(Role::User, text));
-                terminal::clear_interrupt();
-                match turn(engine, &mut session, &messages, request, terminal) {
-                    Ok(answer) => messages.push(Message::new(Role::Assistant, answer)),
-                    Err(Failure::Error(error)) => {
-                        terminal::print_error(&error);
-                        messages.pop();
-                    }
-                    Err(reported) => return Err(reported),
+        match chat.talk(&engine)? {
+            Next::Leave => return Ok(()),
+            Next::Model(name) => match chat.open(&name) {
+                Ok(other) => {
+                    engine = other;
+                    chat.note(&format!("({name} goes on with this conversation)"));
+                    chat.conversation.model = name;
+                    chat.last = None;
                 }
-            }
+                Err(error) => terminal::print_error(&error),
+            },
         }
     }
 }
 
-/// One answer, streamed; returns its text.
-fn turn(
-    engine: &Engine,
-    session: &mut cactus::engine::Session,
-    messages: &[Message],
-    request: &Request,
-    terminal: &Terminal,
-) -> Outcome<String> {
-    let ids = chat_ids(engine, messages)?;
-    let mut closed = Ok(());
-    let on_text = &mut |text: &str| {
-        if closed.is_ok() {
-            closed = terminal::print(text);
+fn check(engine: &Engine) -> Result<()> {
+    match engine.template.has_template() {
+        true => Ok(()),
+        false => Err(Error::usage("this is a base model without a chat template; it can continue a text but not chat")),
+    }
+}
+
+impl Chat<'_> {
+    /// A remark for the user.
+    pub fn note(&self, text: &str) {
+        self.terminal.note(&dimmed(text));
+    }
+
+    fn open(&mut self, name: &str) -> Result<Engine> {
+        let model = ModelArgs { model: Some(name.to_owned()), bits: self.args.model.bits };
+        let bundle = model.bundle(self.terminal)?;
+        let engine = self.args.engine.load(&bundle)?;
+        check(&engine)?;
+        Ok(engine)
+    }
+
+    /// Message by message, with one model.
+    fn talk(&mut self, engine: &Engine) -> Outcome<Next> {
+        let mut session = engine.session();
+        let mut leaving = false;
+        loop {
+            let typed = match self.editor.read(">>> ")? {
+                Input::Text(text) => text,
+                Input::End => return Ok(Next::Leave),
+                Input::Interrupt { empty: false } => {
+                    leaving = false;
+                    continue;
+                }
+                Input::Interrupt { empty: true } if leaving => return Ok(Next::Leave),
+                Input::Interrupt { empty: true } => {
+                    leaving = true;
+                    self.note("(Ctrl-C again, Ctrl-D or /exit leaves)");
+                    continue;
+                }
+            };
+            leaving = false;
+            let text = editor::message(&typed);
+            if text.trim().is_empty() {
+                continue;
+            }
+            self.editor.remember(&typed);
+            match repl_commands::parse(&typed) {
+                Some((name, argument)) => {
+                    if let Some(next) = self.command(name, argument, engine, &mut session)? {
+                        return Ok(next);
+                    }
+                }
+                None => {
+                    self.conversation.ask(text);
+                    self.again = 0;
+                    if !self.turn(engine, &mut session)? {
+                        self.conversation.undo();
+                    }
+                }
+            }
         }
-    };
-    let answer = generate(session, &ids, request, on_text, &terminal::interrupted)?;
-    closed?;
-    terminal::print("\n")?;
-    let note = match answer.finish {
+    }
+
+    /// Answers the last message anew; where that comes to nothing, the old answer stays.
+    pub fn regenerate(&mut self, engine: &Engine, session: &mut Session) -> Outcome {
+        let before = self.conversation.clone();
+        if !self.conversation.take_back_answer() {
+            self.note("(no message to answer)");
+            return Ok(());
+        }
+        self.again += 1;
+        if self.conversation.settings.request.sampling.temperature <= 0.0 {
+            self.note("(at temperature 0 the answer is always the same; try /set temperature 0.7)");
+        }
+        if !self.turn(engine, session)? {
+            self.conversation = before;
+        }
+        Ok(())
+    }
+
+    /// Answers the last message. False if there is no answer.
+    fn turn(&mut self, engine: &Engine, session: &mut Session) -> Outcome<bool> {
+        terminal::clear_interrupt();
+        match self.make_room(engine) {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(error) => {
+                terminal::print_error(&error);
+                return Ok(false);
+            }
+        }
+        let settings = &self.conversation.settings;
+        let mut request = settings.request.clone();
+        request.sampling.seed = request.sampling.seed.wrapping_add(self.again);
+        let shown = Shown { thoughts: settings.think.shows(), answer: true, markdown: true };
+        let mut display = Display::new(shown);
+        let answer = self.conversation.prompt(engine).and_then(|prompt| {
+            generate_parts(session, &prompt, &request, &mut |part| display.part(part), &terminal::interrupted)
+        });
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                terminal::print_error(&error);
+                return Ok(false);
+            }
+        };
+        if !answer.ids.is_empty() {
+            display.finish()?;
+        }
+        if answer.ids.is_empty() && answer.finish == Finish::Interrupted {
+            self.note("(stopped before the answer began; the message is taken back)");
+            return Ok(false);
+        }
+        self.note(&status(&answer, session, engine));
+        self.conversation.answer(answer.text.clone());
+        self.last = Some(answer);
+        Ok(true)
+    }
+
+    /// Sees to it that the conversation fits the context. False if the user wants no answer then.
+    fn make_room(&mut self, engine: &Engine) -> Result<bool> {
+        let Some(slide) = self.conversation.overflow(engine)? else { return Ok(true) };
+        let context = engine.context();
+        let full = format!("the conversation takes {} of {context} tokens, too many for another answer", slide.before);
+        match self.conversation.settings.overflow {
+            Overflow::Stop => {
+                return Err(Error::usage(full)
+                    .with_hint("/clear starts over; /set overflow slide leaves out the oldest turns; --context makes room"));
+            }
+            Overflow::Slide => {}
+            Overflow::Ask => {
+                self.note(&full);
+                let question = format!("Leave out the {} ({} tokens)? [y]es, [a]lways, [n]o: ", oldest(&slide), freed(&slide));
+                match self.editor.read(&question)? {
+                    Input::Text(text) if text.trim().is_empty() || text.trim_start().starts_with(['y', 'Y']) => {}
+                    Input::Text(text) if text.trim_start().starts_with(['a', 'A']) => {
+                        self.conversation.settings.overflow = Overflow::Slide;
+                    }
+                    _ => {
+                        self.note("(no answer, and the message is taken back; /clear starts over)");
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        self.conversation.slide(&slide);
+        self.note(&format!("(the model is no longer shown the {}: {} tokens)", oldest(&slide), freed(&slide)));
+        Ok(true)
+    }
+}
+
+fn oldest(slide: &Slide) -> String {
+    if slide.turns == 1 { "oldest turn".to_owned() } else { format!("{} oldest turns", slide.turns) }
+}
+
+fn freed(slide: &Slide) -> usize {
+    slide.before.saturating_sub(slide.after)
+}
+
+/// The line below an answer.
+fn status(answer: &Answer, session: &Session, engine: &Engine) -> String {
+    let confidence = answer.confidence.map_or("unknown".to_owned(), |c| format!("{c:.2}"));
+    let mut end = match answer.finish {
         Finish::Stop => "",
-        Finish::Length => ", cut at --max-tokens",
+        Finish::Length => ", cut at max-tokens",
         Finish::Context => ", cut: the context is full",
         Finish::Interrupted => ", stopped",
-    };
-    terminal.note(&format!(
-        "[{:.1} tokens/s, {} of {} tokens of context, confidence {:.2}{note}]",
+    }
+    .to_owned();
+    if answer.unfinished_thinking {
+        end += if answer.finish == Finish::Stop { ", ended while still thinking" } else { " while still thinking" };
+    }
+    format!(
+        "[{:.1} tokens/s, {} of {} tokens of context, confidence {confidence}{end}]",
         answer.decode_tps(),
         session.ids().len(),
         engine.context(),
-        answer.confidence.unwrap_or(0.0)
-    ));
-    Ok(answer.text)
+    )
 }

@@ -93,11 +93,12 @@ pub struct SourceFile {
 
 impl SourceFile {
     pub fn open(path: &Path) -> Result<Arc<Self>> {
-        let file = File::open(path).map_err(|e| Error::io("open", path, &e))?;
-        let meta = file.metadata().map_err(|e| Error::io("read", path, &e))?;
+        // Asked before opening, because opening a pipe waits for a writer.
+        let meta = std::fs::metadata(path).map_err(|e| Error::io("open", path, &e))?;
         if !meta.is_file() {
             return Err(Error::bad_file(path, "is not a regular file"));
         }
+        let file = File::open(path).map_err(|e| Error::io("open", path, &e))?;
         Ok(Arc::new(SourceFile { path: path.to_path_buf(), file, len: meta.len() }))
     }
 
