@@ -164,7 +164,7 @@ fn piped_text_follows_the_prompt() {
 
 /// Also for any number of threads, and at any time with the same seed.
 #[test]
-fn the_same_request_gives_the_same_answer() {
+fn p13_the_same_request_gives_the_same_answer() {
     let home = Home::new();
     let sampled = ["--prompt", "Hi", "--temperature", "1.5", "--top-k", "50", "--seed"];
     let with = |more: &[&str]| run(&home, more).ok();

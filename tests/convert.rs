@@ -57,7 +57,7 @@ fn other_folders_are_not_overwritten() {
 
 /// A checkpoint larger than what conversion may use: killed at several moments, then converted in little memory.
 #[test]
-fn large_checkpoint_is_killed_and_converted_in_little_memory() {
+fn p49_large_checkpoint_is_killed_and_converted_in_little_memory() {
     let home = Home::new();
     let layers = match std::env::var("CACTUS_TEST_LARGE") {
         Ok(on) if on == "1" => 33,
@@ -188,7 +188,7 @@ fn damage(whole: &[u8], header: usize, mut test: impl FnMut(&[u8], &str, bool)) 
 }
 
 #[test]
-fn damaged_safetensors_are_refused() {
+fn p56_damaged_safetensors_are_refused() {
     let (home, dir) = (Home::new(), TempDir::new().expect("a folder"));
     let whole = fs::read(golden("llama-tied").join("model.safetensors")).expect("weights");
     let length = u64::from_le_bytes(whole[..8].try_into().expect("8 bytes")) as usize;
@@ -219,7 +219,7 @@ fn damaged_safetensors_are_refused() {
 }
 
 #[test]
-fn damaged_gguf_files_are_refused() {
+fn p52_damaged_gguf_files_are_refused() {
     let (home, dir) = (Home::new(), TempDir::new().expect("a folder"));
     let whole = as_gguf(&golden("llama-tied"));
     // Tensors begin where the rest of the file is 4 bytes for each weight.

@@ -6,26 +6,38 @@ use cactus::engine::Engine;
 use cactus::graph::{Feed, reference};
 use cactus::kernels::Level;
 use cactus::model::decoder::{self, Logits};
+use cactus::model::spec::Mixer;
 use safetensors::{SafeTensors, tensor::Dtype};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-const MODELS: [&str; 10] =
-    ["llama-tied", "llama-untied", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma2", "gemma3-text", "smollm3", "phi3"];
+const MODELS: [&str; 11] = [
+    "llama-tied",
+    "llama-untied",
+    "llama-wide-heads",
+    "llama3-rope",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3-text",
+    "smollm3",
+    "phi3",
+];
 
 /// What transformers computed.
-struct Golden {
-    folder: PathBuf,
-    ids: Vec<u32>,
+pub struct Golden {
+    pub folder: PathBuf,
+    pub ids: Vec<u32>,
     /// `[ids, vocab]`
-    logits: Vec<f32>,
+    pub logits: Vec<f32>,
     greedy: Vec<u32>,
     text: String,
     text_ids: Vec<u32>,
 }
 
 impl Golden {
-    fn read(model: &str) -> Self {
+    pub fn read(model: &str) -> Self {
         let folder = source("tests/golden").join(model);
         let bytes = std::fs::read(folder.join("golden.safetensors")).expect("a golden file");
         let file = SafeTensors::deserialize(&bytes).expect("safetensors");
@@ -112,9 +124,26 @@ fn gguf_gives_the_same() {
     }
 }
 
+/// Four heads of 32 in a width of 96: sizes come from `head_dim` (`key_length` in GGUF), not from a division.
+#[test]
+fn p47_wide_heads_as_folder_and_as_gguf() {
+    let dir = TempDir::new().expect("a folder");
+    let golden = Golden::read("llama-wide-heads");
+    let (file, folder) = (dir.path().join("model.gguf"), golden.folder.clone());
+    std::fs::write(&file, as_gguf(&folder)).expect("written");
+    for (n, checkpoint) in [folder, file].iter().enumerate() {
+        let path = dir.path().join(format!("bundle-{n}"));
+        bundle(checkpoint, &path, 16);
+        let engine = engine(&path, Level::best(None));
+        let Mixer::Attention { heads, kv_heads, head_dim, .. } = engine.bundle.manifest.spec.layers[0].mixer;
+        assert_eq!((engine.bundle.manifest.spec.dim, heads, kv_heads, head_dim), (96, 4, 2, 32));
+        check_at_16_bits(&checkpoint.display().to_string(), &golden, &engine);
+    }
+}
+
 /// However a prompt is cut, the same numbers come out, bit by bit.
 #[test]
-fn pieces_of_a_prompt_give_the_same_bits() {
+fn p13_pieces_of_a_prompt_give_the_same_bits() {
     let bits_of = |logits: &[f32]| logits.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
     for bits in [16, 4] {
         with_each(bits, |model, golden, path| {

@@ -7,6 +7,7 @@ mod cli;
 mod convert;
 mod golden;
 mod house;
+mod pains;
 mod pipes;
 mod real_models;
 mod repl;

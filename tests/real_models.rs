@@ -150,7 +150,7 @@ fn starter_at_4_bits_runs_in_little_memory() {
 
 /// The gate that every change of the quantiser must pass: how far 4-bit weights move the predictions.
 #[test]
-fn starter_at_4_bits_stays_near_16_bits() {
+fn p50_starter_at_4_bits_stays_near_16_bits() {
     let dir = TempDir::new().expect("a folder");
     let (exact, small) = (dir.path().join("16"), dir.path().join("4"));
     if starter("16", &exact).is_none() || starter("4", &small).is_none() {

@@ -198,7 +198,7 @@ impl ChatTemplate {
 
     /// Renders a conversation.
     ///
-    /// If the template itself refuses it (`raise_exception`), neighbours of the same role are merged and
+    /// If the template itself refuses it (`raise_exception`) or leaves out the tool results, neighbours of the same role are merged and
     /// system turns after the first message become part of the next user turn; if it refuses that too, the
     /// first system turn is folded likewise, tool calls become text and tool results user turns. If nothing
     /// helps, the error carries the template's own words about the conversation as it was.
@@ -236,6 +236,17 @@ impl ChatTemplate {
             template.render(values).map(|text| rendered(text, mark))
         };
 
+        // Older templates skip turns of roles that they do not know; a result must not get lost.
+        let attempt = |messages: &[Message]| {
+            let text = attempt(messages)?;
+            let mut others = messages.to_vec();
+            others.iter_mut().filter(|m| m.role == Role::Tool).for_each(|m| m.content.push('.'));
+            if others != messages && attempt(&others).is_ok_and(|other| other == text) {
+                let words = "it leaves out tool results";
+                return Err(minijinja::Error::new(ErrorKind::InvalidOperation, words).with_source(Raised(words.into())));
+            }
+            Ok(text)
+        };
         let refused = match attempt(messages) {
             Ok(text) => return Ok(text),
             Err(e) => match raised(&e) {

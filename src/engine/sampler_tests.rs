@@ -140,7 +140,7 @@ fn the_measures_are_of_the_raw_logits() {
 }
 
 #[test]
-fn each_recent_token_is_penalised_once_and_by_its_sign() {
+fn p15_each_recent_token_is_penalised_once_and_by_its_sign() {
     let sampling = Sampling { repetition_penalty: 2.0, repetition_window: 4, ..Default::default() };
     let mut sampler = Sampler::new(sampling.clone());
     let mut logits = [4.0, 3.0, -1.0, 2.5, 1.0];
@@ -159,7 +159,7 @@ fn each_recent_token_is_penalised_once_and_by_its_sign() {
 }
 
 #[test]
-fn a_seed_fixes_the_draws() {
+fn p13_a_seed_fixes_the_draws() {
     let draws = |seed| {
         let mut sampler = Sampler::new(Sampling { temperature: 1.0, top_p: 0.95, seed, ..Default::default() });
         (0..40).map(|i| sampler.sample(&mut noise(300, i, 2.0), &[]).id).collect::<Vec<_>>()

@@ -66,7 +66,7 @@ const SCRIPTS: &str = "aé ß 你好 😀👨‍👩‍👧 ᚠ\u{fffd} ക\n";
 
 /// Two tokens that meet at every byte, and one token per byte.
 #[test]
-fn characters_split_anywhere_come_out_whole() {
+fn p10_characters_split_anywhere_come_out_whole() {
     let letters = alphabet();
     let bytes = SCRIPTS.as_bytes();
     let spelled: Vec<String> = bytes.iter().map(|&b| letters[usize::from(b)].to_string()).collect();
@@ -144,7 +144,7 @@ fn other_decoders_are_followed_by_their_neighbours() {
 
 /// Every way to cut a text into tokens gives the same answer, that of a plain search in the whole text.
 #[test]
-fn stop_strings_cut_exactly_wherever_tokens_end() {
+fn p18_stop_strings_cut_exactly_wherever_tokens_end() {
     let letters = ["?", "a", "b", "c", "ab", "ba", "abc", "cab", "é", "aé", "bab"];
     let t = tokenizer(&letters, byte_fallback(0));
     let texts = ["abcab", "aabab", "babcabab", "abéab", "cabab", "aaab", "bbbb", "ababababc"];
@@ -177,7 +177,7 @@ fn stop_strings_cut_exactly_wherever_tokens_end() {
 }
 
 #[test]
-fn only_a_possible_beginning_is_held_back() {
+fn p18_only_a_possible_beginning_is_held_back() {
     let t = tokenizer(&["?", "He", "llo", "\n", "Us", "er:", "x"], byte_fallback(0));
     let (pieces, stopped) = stream(&t, &[1, 2, 3, 4, 6, 3, 4, 5, 6], &["\nUser:"]);
     assert!(stopped);

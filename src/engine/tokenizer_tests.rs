@@ -75,7 +75,7 @@ fn chatml(tokenizer: &Tokenizer, bos: bool) -> ChatTemplate {
 }
 
 #[test]
-fn one_bos_in_all_four_cases() {
+fn p01_one_bos_in_all_four_cases() {
     let ask = [Message::new(Role::User, "the river")];
     for writes in [false, true] {
         for by_config in [false, true] {
@@ -148,7 +148,7 @@ fn check_guard(tokenizer: &Tokenizer, template: &ChatTemplate) {
 }
 
 #[test]
-fn user_text_never_becomes_control_tokens() {
+fn p08_user_text_never_becomes_control_tokens() {
     let byte_level = open(&fixture(), &config());
     check_guard(&byte_level, &chatml(&byte_level, true));
     for json in [metaspace(), prepending()] {
@@ -160,7 +160,7 @@ fn user_text_never_becomes_control_tokens() {
 }
 
 #[test]
-fn tools_and_calls_are_guarded_too() {
+fn p08_tools_and_calls_are_guarded_too() {
     let tokenizer = open(&fixture(), &config());
     let source =
         "{{ tools | tojson }}{{ tools | tojson(ensure_ascii=True) }}{{ messages[0].tool_calls | tojson }}{{ messages[0].name }}";

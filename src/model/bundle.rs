@@ -35,6 +35,9 @@ pub struct Manifest {
     pub source: Provenance,
     pub quantiser: Quantiser,
     pub spec: Decoder,
+    /// SHA-256 of `weights.safetensors` in hexadecimal; empty in bundles that were written without.
+    #[serde(default)]
+    pub weights_sha256: String,
     pub tensors: BTreeMap<String, TensorEntry>,
 }
 
@@ -119,8 +122,11 @@ impl Bundle {
         }
         let weights_path = path.join(WEIGHTS);
         let weights = map(&weights_path)?;
-        let places =
-            places(&weights).map_err(|what| Error::bad_file(&weights_path, what).with_hint("convert the model again"))?;
+        let places = places(&weights).map_err(|what| {
+            // The reader for checkpoints says more about a file that is cut or is none.
+            let error = super::import::check_safetensors(&weights_path).err();
+            error.unwrap_or_else(|| Error::bad_file(&weights_path, what)).with_hint("convert the model again")
+        })?;
         let bundle = Bundle {
             path: path.to_path_buf(),
             tokenizer_config: read_json(&path.join(TOKENIZER_CONFIG))?.unwrap_or(Value::Object(Default::default())),

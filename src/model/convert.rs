@@ -14,6 +14,7 @@ use crate::quant::feedback::Feedback;
 use crate::quant::format::{ALIGN, TILE_ROWS};
 use crate::quant::{CqLayout, Format};
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -109,7 +110,7 @@ pub fn convert(
 
     let path = staging.dir.join(bundle::WEIGHTS);
     let file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
-    let mut out = Output { file: BufWriter::with_capacity(1 << 20, file), path };
+    let mut out = Output { file: BufWriter::with_capacity(1 << 20, file), hash: Sha256::new(), path };
     out.write(&header(&plan.tensors, &formats)?)?;
     let mut reports = Vec::new();
     let mut calibration = match options.bits {
@@ -127,7 +128,7 @@ pub fn convert(
         out.write(&vec![0; report.bytes.next_multiple_of(ALIGN) - report.bytes])?;
         reports.push(report);
     }
-    out.finish()?;
+    let weights_sha256 = out.finish()?;
     let report = Report { family: plan.family, tensors: reports };
 
     let entry =
@@ -146,6 +147,7 @@ pub fn convert(
             codebooks: widths.map(|b| (b.to_string(), bundle::codebook_levels(b))).collect(),
         },
         spec: plan.spec,
+        weights_sha256,
         tensors: report.tensors.iter().map(|t| (t.name.clone(), entry(t))).collect(),
     };
     staging.write(bundle::MANIFEST, &json(&manifest))?;
@@ -267,17 +269,22 @@ fn write_tensor(
 /// The weights file being written.
 struct Output {
     file: BufWriter<File>,
+    /// Of everything written.
+    hash: Sha256,
     path: PathBuf,
 }
 
 impl Output {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hash.update(bytes);
         self.file.write_all(bytes).map_err(|e| Error::io("write", &self.path, &e))
     }
 
-    fn finish(self) -> Result<()> {
+    /// Gives the SHA-256 of the file in hexadecimal.
+    fn finish(self) -> Result<String> {
         let failed = |e: std::io::Error| Error::io("write", &self.path, &e);
         let file = self.file.into_inner().map_err(|e| failed(e.into_error()))?;
-        file.sync_all().map_err(|e| Error::io("write", &self.path, &e))
+        file.sync_all().map_err(|e| Error::io("write", &self.path, &e))?;
+        Ok(self.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 }

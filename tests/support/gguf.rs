@@ -17,6 +17,7 @@ const ALIGN: usize = 32;
 /// Token types.
 const NORMAL: u32 = 1;
 const CONTROL: u32 = 3;
+const USER: u32 = 4;
 
 /// Bytes being put together.
 #[derive(Default)]
@@ -71,7 +72,7 @@ impl Metadata {
         let bytes = self.key(key, ARRAY);
         bytes.u32(I32);
         bytes.u64(tokens.len());
-        tokens.iter().for_each(|t| bytes.u32(if t.control { CONTROL } else { NORMAL }));
+        tokens.iter().for_each(|t| bytes.u32(t.kind));
     }
 }
 
@@ -79,11 +80,17 @@ impl Metadata {
 struct Token {
     id: u64,
     text: String,
-    control: bool,
+    kind: u32,
 }
 
-/// The bytes of a GGUF file with what `folder` (of the Llama family) holds, in 32-bit floats.
+/// The bytes of a GGUF file with what `folder` (of the Llama family) holds, in 32-bit floats. Its pre-tokenizer is
+/// GPT-2's.
 pub fn as_gguf(folder: &Path) -> Vec<u8> {
+    as_gguf_cut_by(folder, "gpt-2")
+}
+
+/// The same with another name of a pre-tokenizer.
+pub fn as_gguf_cut_by(folder: &Path, pre_tokenizer: &str) -> Vec<u8> {
     let json = |name: &str| -> Value { serde_json::from_slice(&fs::read(folder.join(name)).expect(name)).expect(name) };
     let (config, tokenizer) = (json("config.json"), json("tokenizer.json"));
     let heads = |key: &str| config[key].as_u64().expect(key) as usize;
@@ -105,7 +112,7 @@ pub fn as_gguf(folder: &Path) -> Vec<u8> {
     meta.float("llama.rope.freq_base", &config["rope_theta"]);
     meta.float("llama.attention.layer_norm_rms_epsilon", &config["rms_norm_eps"]);
     meta.text("tokenizer.ggml.model", "gpt2");
-    meta.text("tokenizer.ggml.pre", "gpt-2");
+    meta.text("tokenizer.ggml.pre", pre_tokenizer);
     let tokens = tokens(&tokenizer);
     meta.texts("tokenizer.ggml.tokens", &tokens.iter().map(|t| t.text.clone()).collect::<Vec<_>>());
     meta.kinds("tokenizer.ggml.token_type", &tokens);
@@ -153,10 +160,14 @@ fn text(value: &Value) -> &str {
 /// All tokens in order of their ids.
 fn tokens(tokenizer: &Value) -> Vec<Token> {
     let added = tokenizer["added_tokens"].as_array().expect("added tokens");
-    let control = |id: u64| added.iter().any(|t| t["id"] == id && t["special"] == true);
+    let kind = |id: u64| match added.iter().find(|t| t["id"] == id) {
+        Some(token) if token["special"] == true => CONTROL,
+        Some(_) => USER,
+        None => NORMAL,
+    };
     let token = |id: &Value, text: &str| {
         let id = id.as_u64().expect("an id");
-        Token { id, text: text.to_owned(), control: control(id) }
+        Token { id, text: text.to_owned(), kind: kind(id) }
     };
     let vocab = tokenizer["model"]["vocab"].as_object().expect("a vocabulary");
     let mut tokens: Vec<Token> = vocab.iter().map(|(text, id)| token(id, text)).collect();

@@ -6,7 +6,7 @@ mod gguf;
 
 pub use checkpoint::{LARGEST, synthetic};
 pub use command::{Finished, Home, finish};
-pub use gguf::as_gguf;
+pub use gguf::{as_gguf, as_gguf_cut_by};
 
 use cactus::engine::{Engine, LoadOptions};
 use cactus::kernels::Level;

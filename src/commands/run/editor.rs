@@ -27,6 +27,8 @@ pub enum Input {
     Interrupt {
         empty: bool,
     },
+    /// Bytes that are no UTF-8 text; the line is lost.
+    Unreadable,
     /// Ctrl-D.
     End,
 }
@@ -75,6 +77,7 @@ impl Editor {
                 Ok(Input::Interrupt { empty: !typed })
             }
             Err(ReadlineError::Eof) => Ok(Input::End),
+            Err(ReadlineError::Io(e)) if e.kind() == std::io::ErrorKind::InvalidData => Ok(Input::Unreadable),
             Err(e) => Err(Error::usage(format!("cannot read from the terminal: {e}"))),
         }
     }

@@ -85,6 +85,10 @@ impl Chat<'_> {
                     leaving = false;
                     continue;
                 }
+                Input::Unreadable => {
+                    self.note("(that was no UTF-8 text; nothing was sent)");
+                    continue;
+                }
                 Input::Interrupt { empty: true } if leaving => return Ok(Next::Leave),
                 Input::Interrupt { empty: true } => {
                     leaving = true;

@@ -160,7 +160,7 @@ fn bad_json_files_are_named() {
 }
 
 #[test]
-fn quantised_checkpoints_are_refused_by_method() {
+fn p48_quantised_checkpoints_are_refused_by_method() {
     let plain = weights(&["a.weight"]);
     let configs = [
         (r#"{"quantization_config":{"quant_method":"gptq","bits":4}}"#, "gptq (quantization_config"),

@@ -185,6 +185,11 @@ fn decode(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Checks the header of a safetensors file and that the file is as long as it should be.
+pub(super) fn check_safetensors(path: &Path) -> Result<()> {
+    safetensors::open(path).map(drop)
+}
+
 /// The tokenizer side of a checkpoint, ready to be written into a bundle.
 #[derive(Clone, Debug, Default)]
 pub struct TokenizerFiles {

@@ -246,7 +246,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_cut_file_says_by_how_much() {
+    fn p56_a_cut_file_says_by_how_much() {
         let whole = file(TWO, &[0; 20]);
         for cut in 0..whole.len() {
             let text = failure(&whole[..cut]);
@@ -334,7 +334,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn other_kinds_of_file_are_recognised() {
+    fn p56_other_kinds_of_file_are_recognised() {
         let cases: [(&[u8], &str); 8] = [
             (b"PK\x03\x04\0\0\x08\x08\0\0archive/data.pkl", "zip archive, most likely a PyTorch"),
             (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "Python pickle"),

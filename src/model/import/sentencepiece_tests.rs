@@ -38,12 +38,12 @@ fn check(name: &str, model: &[u8], config: Value) {
 }
 
 #[test]
-fn bpe_with_prefix_gives_the_ids_of_sentencepiece() {
+fn p12_bpe_with_prefix_gives_the_ids_of_sentencepiece() {
     check("llama", LLAMA, json!({ "add_bos_token": false }));
 }
 
 #[test]
-fn bpe_without_prefix_gives_the_ids_of_sentencepiece() {
+fn p12_bpe_without_prefix_gives_the_ids_of_sentencepiece() {
     check("gemma", GEMMA, json!({ "add_bos_token": false }));
 }
 
