@@ -71,6 +71,7 @@ fn convert(checkpoint: &Path, target: &Path, bits: u32) -> Result<(Report, Vec<S
         if let Event::Warning(text) = event {
             warnings.push(text.to_owned());
         }
+        Ok(())
     })?;
     Ok((report, warnings))
 }
