@@ -111,7 +111,7 @@ fn exit_codes_tell_who_is_wrong() {
         (vec!["run", &model(), "--prompt", "x", "--context", "0"], 2, "context"),
         (vec!["run", &model(), "--prompt", "x", "--context", "1000000"], 2, "context"),
         (vec!["run", &model(), "--prompt", "one two three four five six", "--context", "4"], 2, "4"),
-        (vec!["logits", &model(), "--ids", "1,x", "--output", "out"], 1, "1,x"),
+        (vec!["logits", &model(), "--ids", "1,x", "--output", "out"], 2, "x"),
         (vec!["logits", &model(), "--ids", "100000", "--output", "out"], 2, "100000"),
         (vec!["logits", &model(), "--ids", ",", "--output", "out"], 2, "ids"),
     ] {

@@ -10,6 +10,7 @@ mod house;
 mod hub;
 mod models;
 mod pains;
+mod pipes;
 mod real_models;
 mod repl;
 mod support;

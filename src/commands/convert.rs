@@ -1,7 +1,7 @@
 //! `cactus convert`: a checkpoint to a bundle, with a report.
 
 use super::Outcome;
-use super::model_options::{self, Calibrate, DEFAULT_BITS, ModelArgs, Wanted};
+use super::model_options::{self, Calibrate, ModelArgs, Wanted};
 use super::terminal::{self, Terminal};
 use cactus::error::Error;
 use cactus::model::Bundle;
@@ -32,7 +32,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Outcome {
     let mut terminal = Terminal::new(args.quiet);
-    let bits = args.model.bits.unwrap_or(DEFAULT_BITS);
+    let bits = args.model.bits();
     if Bundle::is_bundle(Path::new(args.model.name())) {
         return Err(Error::usage(format!("{} is converted already", args.model.name()))
             .with_hint("give the checkpoint that it was made from")

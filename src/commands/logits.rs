@@ -1,7 +1,7 @@
 //! `cactus logits`: numbers to hold against any other engine.
 
 use super::Outcome;
-use super::model_options::{EngineArgs, ModelArgs};
+use super::model_options::{EngineArgs, ModelArgs, memory_warning};
 use super::terminal::Terminal;
 use cactus::engine::sampler::Sampling;
 use cactus::engine::{Request, generate};
@@ -36,6 +36,9 @@ pub fn run(args: &Args) -> Outcome {
     let mut terminal = Terminal::new(args.quiet);
     let bundle = args.model.bundle(&mut terminal)?;
     let engine = engine_args.load(&bundle)?;
+    if let Some(warning) = memory_warning(&engine) {
+        terminal.note(&warning);
+    }
     if ids.len() + args.greedy > engine.context() {
         return Err(Error::usage(format!(
             "{} ids and {} greedy tokens do not fit the context of {}",
@@ -64,8 +67,9 @@ fn read_ids(text: &str) -> Result<Vec<u32>> {
         text.to_owned()
     };
     let pieces = content.split(|c: char| c == ',' || c.is_whitespace()).filter(|p| !p.is_empty());
-    let ids: Vec<u32> =
-        pieces.map(|p| p.parse().map_err(|_| Error::usage(format!("`{p:.40}` is no token id")))).collect::<Result<_>>()?;
+    let ids: Vec<u32> = pieces
+        .map(|p| p.parse().map_err(|_| Error::usage(format!("`{p:.40}` is no token id, and no file has this name"))))
+        .collect::<Result<_>>()?;
     if ids.is_empty() { Err(Error::usage("there are no token ids")) } else { Ok(ids) }
 }
 

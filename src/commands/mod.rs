@@ -1,20 +1,26 @@
 //! What is typed: one file per subcommand. Only this room prints, reads flags and sets exit codes.
 
+mod batch;
 mod completions;
 mod convert;
+mod doctor;
 mod download;
 mod list;
 mod logits;
+mod machine;
 mod model_options;
 mod rm;
 mod run;
 mod search;
+mod settings;
 mod show;
+mod stats;
 mod terminal;
 
 use cactus::error::Error;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
+use std::time::Instant;
 
 /// Convert and run language models on an ordinary CPU.
 #[derive(Parser)]
@@ -42,6 +48,8 @@ enum Command {
     Rm(rm::Args),
     /// Write the logits for given token ids, to compare with other engines
     Logits(logits::Args),
+    /// Show what is in force: settings, CPU, memory, caches, and what would make it faster
+    Doctor(doctor::Args),
     /// Print a shell completion script
     #[command(hide = true)]
     Completions(completions::Args),
@@ -52,19 +60,9 @@ enum Command {
 
 /// Runs the program.
 pub fn main() -> ExitCode {
+    let started = Instant::now();
     let cli = Cli::parse();
-    let result = match cli.command {
-        Command::Run(args) => run::run(&args),
-        Command::Convert(args) => convert::run(&args),
-        Command::Download(args) => download::run(&args),
-        Command::List(args) => list::run(&args),
-        Command::Show(args) => show::run(&args),
-        Command::Search(args) => search::run(&args),
-        Command::Rm(args) => rm::run(&args),
-        Command::Logits(args) => logits::run(&args),
-        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
-        Command::Man => completions::man(Cli::command()),
-    };
+    let result = dispatch(cli.command, started);
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Reported(code)) => ExitCode::from(code),
@@ -72,6 +70,26 @@ pub fn main() -> ExitCode {
             terminal::print_error(&error);
             ExitCode::from(error.exit_code())
         }
+    }
+}
+
+fn dispatch(command: Command, started: Instant) -> Outcome {
+    // The doctor reports faults of the settings himself; the others here need none.
+    if !matches!(command, Command::Doctor(_) | Command::List(_) | Command::Completions(_) | Command::Man) {
+        settings::load()?;
+    }
+    match command {
+        Command::Run(args) => run::run(&args, started),
+        Command::Convert(args) => convert::run(&args),
+        Command::Download(args) => download::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Show(args) => show::run(&args),
+        Command::Search(args) => search::run(&args),
+        Command::Rm(args) => rm::run(&args),
+        Command::Logits(args) => logits::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Man => completions::man(Cli::command()),
     }
 }
 

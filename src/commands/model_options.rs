@@ -1,8 +1,10 @@
 //! From what was typed where a model is expected to an opened engine: find, download, convert, load.
 
+use super::machine::{Memory, size};
+use super::settings::{self, Key};
 use super::terminal::{self, Terminal};
 use cactus::engine::tokenizer::Tokenizer;
-use cactus::engine::{Engine, LoadOptions};
+use cactus::engine::{Engine, Footprint, LoadOptions};
 use cactus::error::{Error, Kind, Result};
 use cactus::hub::{self, cache, catalog};
 use cactus::kernels::Level;
@@ -16,18 +18,24 @@ use std::time::SystemTime;
 
 pub const ENVIRONMENT: &str = "Environment:
   CACTUS_HOME    where converted models are kept (default: the user's cache folder)
+  CACTUS_CONFIG  the settings file, or `none` (default: cactus/config.toml in the user's config folder)
+  CACTUS_MODEL, CACTUS_BITS, CACTUS_THREADS, ...    any setting; `cactus doctor` lists them
   CACTUS_CPU     highest instruction set to use: scalar, avx2, avx512, neon, neon-dotprod, neon-i8mm
-  HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE    as for the Hugging Face tools";
+  HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE    as for the Hugging Face tools
 
-/// Bits of the body when nothing is asked for.
-pub const DEFAULT_BITS: u32 = 4;
+Exit codes:
+  0    done, also when nobody reads the output any more
+  1    could not be done: not found, bad file, too little memory, network, a failed line of a batch
+  2    asked wrongly: options, settings, a prompt longer than the context
+  130  interrupted";
 
 /// Which model, and how its weights are stored.
 #[derive(clap::Args)]
 pub struct ModelArgs {
-    /// A folder, a .gguf file, a bundle, a hub name (owner/name) or an alias; default: a small starter model
+    /// A folder, a .gguf file, a bundle, a hub name (owner/name) or an alias [default: that of config.toml,
+    /// or a small starter model]
     pub model: Option<String>,
-    /// Bits per weight: 1, 2, 3, 4, 8, or 16 for no quantisation
+    /// Bits per weight: 1, 2, 3, 4, 8, or 16 for no quantisation [default: 4]
     #[arg(long, value_parser = parse_bits)]
     pub bits: Option<u32>,
 }
@@ -35,10 +43,10 @@ pub struct ModelArgs {
 /// How a model is run.
 #[derive(clap::Args)]
 pub struct EngineArgs {
-    /// Threads (default: the cores this process may use)
+    /// Threads [default: one for each fast core this process may use]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=512))]
     pub threads: Option<u16>,
-    /// Tokens of prompt and answer together (default: 4096, or the model's limit)
+    /// Tokens of prompt and answer together [default: 4096, or the model's limit]
     #[arg(long)]
     pub context: Option<usize>,
 }
@@ -51,9 +59,19 @@ fn parse_bits(text: &str) -> std::result::Result<u32, String> {
 }
 
 impl ModelArgs {
-    /// What was typed, or the starter.
+    /// What was typed or is set, or the starter.
     pub fn name(&self) -> &str {
-        self.model.as_deref().unwrap_or(catalog::STARTER.repo)
+        self.model.as_deref().or_else(|| settings::current().text(Key::Model)).unwrap_or(catalog::STARTER.repo)
+    }
+
+    /// Whether nobody chose a model.
+    pub fn is_default(&self) -> bool {
+        self.model.is_none() && settings::current().get(Key::Model).1 == settings::Origin::Default
+    }
+
+    /// Bits of the body.
+    pub fn bits(&self) -> u32 {
+        self.bits.or_else(|| settings::current().whole(Key::Bits).map(|bits| bits as u32)).unwrap_or(4)
     }
 
     /// Finds or makes the bundle for this model.
@@ -69,21 +87,28 @@ impl ModelArgs {
                 _ => Ok(path.to_path_buf()),
             };
         }
-        let bits = self.bits.unwrap_or(DEFAULT_BITS);
+        let bits = self.bits();
         // A bundle of an older version counts as none and is made again.
         let usable = |bundle: &Path| Bundle::is_bundle(bundle) && Bundle::read_manifest(bundle).is_ok();
         if let Some(name) = hub_name(self.name()) {
             let converted = cache::bundle_dir(name, &bits_label(bits))?;
             if usable(&converted) {
+                cache::touch(&converted);
                 return Ok(converted);
             }
         }
         let found = find(self.name(), terminal)?;
         let target = cached_bundle(self.name(), &found, bits)?;
+        let _lock = cache::Lock::for_bundle(&target, &mut |event| {
+            if let hub::Event::Note(text) = event {
+                terminal.note(text);
+            }
+        })?;
         let changed = found.source == hub::Source::Local && newer(&found.path, &target);
         if changed || !usable(&target) {
             convert(&found, &target, &Wanted { bits, ..Wanted::default() }, terminal)?;
         }
+        cache::touch(&target);
         Ok(target)
     }
 }
@@ -194,13 +219,84 @@ fn newer(source: &Path, target: &Path) -> bool {
     files.chain([modified(source)]).any(|m| m > made)
 }
 
+/// The ceiling that `CACTUS_CPU` sets.
+pub fn ceiling() -> Result<Option<Level>> {
+    match std::env::var("CACTUS_CPU") {
+        Ok(name) if !name.is_empty() => Level::parse(&name).map(Some).map_err(|e| Error::usage(format!("CACTUS_CPU: {e}"))),
+        _ => Ok(None),
+    }
+}
+
 impl EngineArgs {
-    /// Opens the bundle at `path`.
+    /// Opens the bundle at `path`. A setting for the context is cut to what the model was made for; a flag is
+    /// taken at its word.
     pub fn load(&self, path: &Path) -> Result<Engine> {
-        let ceiling = match std::env::var("CACTUS_CPU") {
-            Ok(name) if !name.is_empty() => Some(Level::parse(&name).map_err(|e| Error::usage(format!("CACTUS_CPU: {e}")))?),
-            _ => None,
-        };
-        Engine::load(path, &LoadOptions { threads: self.threads.map(usize::from), ceiling, context: self.context })
+        let memory = Memory::detect();
+        let weights = path.join(bundle::WEIGHTS).metadata().map_or(0, |data| data.len());
+        if let Some(memory) = memory {
+            fits_at_all("the weights", weights, memory)?;
+        }
+        let set = settings::current();
+        let threads = self.threads.map(usize::from).or_else(|| set.whole(Key::Threads).map(|n| n as usize));
+        let mut context = self.context;
+        if let (None, Some(wanted)) = (context, set.whole(Key::Context)) {
+            context = Some((wanted as usize).min(Bundle::read_manifest(path)?.spec.max_context));
+        }
+        let engine = Engine::load(path, &LoadOptions { threads, ceiling: ceiling()?, context })?;
+        if let Some(memory) = memory {
+            let what = format!("a context of {} tokens", engine.context());
+            fits_at_all(&what, engine.footprint().cache, memory)?;
+        }
+        Ok(engine)
+    }
+}
+
+/// An error if something needs more than all memory.
+fn fits_at_all(what: &str, bytes: u64, memory: Memory) -> Result<()> {
+    if bytes <= memory.total {
+        return Ok(());
+    }
+    let text = format!("{what} would take {}, this machine has {} of memory", size(bytes), size(memory.total));
+    Err(Error::new(Kind::Io, text).with_hint("use a smaller model, fewer --bits or a smaller --context"))
+}
+
+/// A warning if a model will be short of memory.
+pub fn memory_warning(engine: &Engine) -> Option<String> {
+    tight(&engine.footprint(), Memory::detect()?)
+}
+
+fn tight(need: &Footprint, memory: Memory) -> Option<String> {
+    (need.total() > memory.available).then(|| {
+        format!(
+            "warning: the model may need {} of memory (weights {}, context {}, working memory {}) and {} is free; \
+             expect it to be slow, or use fewer --bits or a smaller --context",
+            size(need.total()),
+            size(need.weights),
+            size(need.cache),
+            size(need.arena),
+            size(memory.available)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB: u64 = 1_000_000_000;
+
+    /// User report P73: a model that cannot fit says so before it is loaded.
+    #[test]
+    fn p73_memory_is_judged_before_loading() {
+        let memory = Memory { total: 8 * GB, available: 3 * GB };
+        assert!(fits_at_all("the weights", 8 * GB, memory).is_ok());
+        let error = fits_at_all("the weights", 9 * GB, memory).unwrap_err();
+        assert_eq!(error.exit_code(), 1);
+        assert_eq!(error.message(), "the weights would take 9.00 GB, this machine has 8.00 GB of memory");
+        let need = |weights| Footprint { weights, cache: GB / 2, arena: GB / 4 };
+        assert_eq!(tight(&need(2 * GB), memory), None);
+        let warning = tight(&need(5 * GB / 2), memory).unwrap();
+        assert!(warning.contains("3.25 GB") && warning.contains("2.50 GB") && warning.contains("3.00 GB is free"), "{warning}");
+        assert!(tight(&need(u64::MAX), memory).is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! `cactus run`: one answer, or a chat.
+//! `cactus run`: one answer, many answers, or a chat.
 
 mod display;
 mod editor;
@@ -6,29 +6,47 @@ mod markdown;
 mod repl;
 mod repl_commands;
 
-use super::model_options::{EngineArgs, ModelArgs};
-use super::terminal::{self, Terminal};
+use super::batch::{Batch, Content, Item};
+use super::machine::size;
+use super::model_options::{EngineArgs, ModelArgs, memory_warning};
+use super::settings::{self, Key};
+use super::stats::Stats;
+use super::terminal::{self, Output, Terminal};
 use super::{Failure, Outcome};
 use cactus::engine::chat::{Message, Role};
 use cactus::engine::sampler::Sampling;
-use cactus::engine::thinking::{Prompt, Think, generate_parts};
+use cactus::engine::thinking::{Prompt, Think};
 use cactus::engine::{Engine, Finish, Request, response};
 use cactus::error::{Error, Result};
 use cactus::hub::catalog;
+use cactus::kernels::Topology;
 use clap::builder::TypedValueParser;
 use display::{Display, Shown};
+use std::cell::RefCell;
 use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// The prompt. Text piped to standard input follows it after an empty line
+    /// The prompt. Text piped to standard input follows it after an empty line; that is read to its end, so
+    /// give `</dev/null` or --no-stdin where a script has an open pipe there
     #[arg(short, long)]
     pub prompt: Option<String>,
     /// What the model is told before the conversation
     #[arg(short, long)]
     pub system: Option<String>,
+    /// Many prompts: a file (`-`: standard input) with a JSON object a line; an object a line is printed
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "profile"])]
+    pub batch: Option<String>,
+    /// Write the answer to a file. A batch goes on where the file ends
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Do not read standard input
+    #[arg(long)]
+    pub no_stdin: bool,
     /// Reasoning before the answer: on, off, or hide (reason, but show only the answer). Thoughts go to
     /// standard error. auto: as the model does by itself
     #[arg(long, default_value = "auto", value_parser = think())]
@@ -43,7 +61,13 @@ pub struct Args {
     /// Only results and errors
     #[arg(short, long)]
     pub quiet: bool,
-    /// Print where the time went, to standard error
+    /// Also what was loaded and how it is run
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub verbose: bool,
+    /// Print times, rates and memory, to standard error
+    #[arg(long)]
+    pub stats: bool,
+    /// Print where the time of the answer went, to standard error
     #[arg(long)]
     pub profile: bool,
 }
@@ -52,30 +76,30 @@ fn think() -> impl clap::builder::TypedValueParser<Value = Think> {
     clap::builder::PossibleValuesParser::new(Think::NAMES).try_map(|name| name.parse::<Think>())
 }
 
-/// How tokens are chosen.
+/// How tokens are chosen. What is not given comes from the settings.
 #[derive(clap::Args, Clone)]
 pub struct SamplingArgs {
-    /// Tokens of the answer at most
-    #[arg(long, default_value_t = 1024)]
-    pub max_tokens: usize,
-    /// 0 always takes the likeliest token
-    #[arg(long, default_value_t = 0.0)]
-    pub temperature: f32,
-    /// Only the K likeliest tokens (0: all)
-    #[arg(long, default_value_t = 0)]
-    pub top_k: usize,
-    /// Only the likeliest tokens that together reach this probability
-    #[arg(long, default_value_t = 1.0)]
-    pub top_p: f32,
-    /// Only tokens at least this likely in proportion to the likeliest
-    #[arg(long, default_value_t = 0.0)]
-    pub min_p: f32,
-    /// Makes tokens of the last 64 less likely (1: no effect)
-    #[arg(long, default_value_t = 1.1)]
-    pub repetition_penalty: f32,
-    /// The same seed gives the same answer
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
+    /// Tokens of the answer at most [default: 1024]
+    #[arg(long)]
+    pub max_tokens: Option<usize>,
+    /// 0 always takes the likeliest token [default: 0]
+    #[arg(long)]
+    pub temperature: Option<f32>,
+    /// Only the K likeliest tokens, 0 for all [default: 0]
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Only the likeliest tokens that together reach this probability [default: 1]
+    #[arg(long)]
+    pub top_p: Option<f32>,
+    /// Only tokens at least this likely in proportion to the likeliest [default: 0]
+    #[arg(long)]
+    pub min_p: Option<f32>,
+    /// Makes tokens of the last 64 less likely, 1 for no effect [default: 1.1]
+    #[arg(long)]
+    pub repetition_penalty: Option<f32>,
+    /// The same seed gives the same answer [default: 0]
+    #[arg(long)]
+    pub seed: Option<u64>,
     /// Ends the answer; may be given several times
     #[arg(long)]
     pub stop: Vec<String>,
@@ -83,29 +107,32 @@ pub struct SamplingArgs {
 
 impl SamplingArgs {
     pub fn request(&self) -> Result<Request> {
+        let set = settings::current();
+        let below = set.sampling();
         let sampling = Sampling {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            seed: self.seed,
-            ..Sampling::default()
+            temperature: self.temperature.unwrap_or(below.temperature),
+            top_k: self.top_k.unwrap_or(below.top_k),
+            top_p: self.top_p.unwrap_or(below.top_p),
+            min_p: self.min_p.unwrap_or(below.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(below.repetition_penalty),
+            seed: self.seed.unwrap_or(below.seed),
+            ..below
         };
         sampling.validate()?;
         if self.stop.iter().any(String::is_empty) {
             return Err(Error::usage("an empty stop text would end every answer at once"));
         }
-        Ok(Request { sampling, max_tokens: self.max_tokens, stops: self.stop.clone(), ignore_end: false })
+        let max_tokens = self.max_tokens.or_else(|| set.whole(Key::MaxTokens).map(|n| n as usize)).unwrap_or(1024);
+        Ok(Request { sampling, max_tokens, stops: self.stop.clone(), ignore_end: false })
     }
 }
 
 /// Threshold that answers are compared with until handoff is configured.
 const THRESHOLD: f64 = 0.7;
 
-pub fn run(args: &Args) -> Outcome {
-    match answer(args) {
-        Err(Failure::Error(error)) if args.json => {
+pub fn run(args: &Args, started: Instant) -> Outcome {
+    match run_work(args, started) {
+        Err(Failure::Error(error)) if args.json && args.batch.is_none() && args.output.is_none() => {
             terminal::print(&format!("{}\n", response::failure(&error, THRESHOLD)))?;
             Err(Failure::Reported(error.exit_code()))
         }
@@ -113,35 +140,78 @@ pub fn run(args: &Args) -> Outcome {
     }
 }
 
-fn answer(args: &Args) -> Outcome {
+/// What is to be done, its files opened.
+enum Work {
+    Prompt(String, Output),
+    Batch(Batch),
+    Chat,
+}
+
+fn run_work(args: &Args, started: Instant) -> Outcome {
     let request = args.sampling.request()?;
-    let prompt = prompt(args)?;
-    let mut terminal = Terminal::new(args.quiet || args.json);
+    let work = work(args)?;
+    let mut terminal = Terminal::new(args.quiet || args.json).verbose(args.verbose);
     let bundle = args.model.bundle(&mut terminal)?;
+    let mut stats = Stats::new(started);
     let engine = args.engine.load(&bundle)?;
-    if args.model.model.is_none() {
+    if let Some(warning) = memory_warning(&engine) {
+        terminal.note(&warning);
+    }
+    if args.model.is_default() {
         terminal.note(&format!(
             "{} is a small starter model; for better answers try: cactus run {}",
             catalog::STARTER.repo,
             catalog::RECOMMENDED.repo
         ));
     }
+    if args.verbose {
+        terminal.detail(&details(&engine, &request));
+    }
     terminal::catch_interrupts();
-    let Some(prompt) = prompt else {
-        return repl::run(args, engine, &request, &mut terminal);
+    let asked = Asked { engine: &engine, request: &request, system: args.system(), think: args.think };
+    let outcome = match work {
+        Work::Prompt(prompt, output) => one(args, &asked, &prompt, output, &mut stats, &terminal),
+        Work::Batch(batch) => many(&asked, batch, &mut stats, &mut terminal),
+        Work::Chat => return repl::run(args, engine, &request, &mut terminal),
     };
-    let prompt = one_turn(&engine, args.system.as_deref(), &prompt, args.think)?;
+    if args.stats && !matches!(outcome, Err(Failure::Error(_))) {
+        terminal.say(&stats.table(&engine));
+    }
+    outcome
+}
+
+impl Args {
+    /// What the model is told first; an empty text is none.
+    fn system(&self) -> Option<&str> {
+        self.system.as_deref().or_else(|| settings::current().text(Key::System)).filter(|text| !text.is_empty())
+    }
+}
+
+/// Who answers, and how.
+struct Asked<'a> {
+    engine: &'a Engine,
+    request: &'a Request,
+    system: Option<&'a str>,
+    think: Think,
+}
+
+/// Answers one prompt.
+fn one(args: &Args, asked: &Asked, prompt: &str, output: Output, stats: &mut Stats, terminal: &Terminal) -> Outcome {
+    let engine = asked.engine;
+    let prompt = one_turn(engine, asked.system, prompt, asked.think)?;
     let mut session = engine.session();
     session.profile = args.profile.then(Default::default);
     let shown = Shown { thoughts: args.think.shows() && !args.quiet && !args.json, answer: !args.json, markdown: false };
-    let mut display = Display::new(shown);
-    let answer = generate_parts(&mut session, &prompt, &request, &mut |part| display.part(part), &terminal::interrupted)?;
-    display.finish()?;
+    let display = RefCell::new(Display::to(output, shown));
+    // When nobody reads any more there is no reason to go on.
+    let stopped = || terminal::interrupted() || display.borrow().is_closed();
+    let answer = stats.answer(&mut session, &prompt, asked.request, &mut |part| display.borrow_mut().part(part), &stopped)?;
+    let mut output = display.into_inner().finish()?;
     if args.json {
-        terminal::print(&format!("{}\n", response::completion(&answer, THRESHOLD)))?;
+        output.write(&format!("{}\n", response::completion(&answer, THRESHOLD)))?;
     }
     if let Some(profile) = &session.profile {
-        terminal.note(&profile.table());
+        terminal.say(&profile.table());
     }
     match answer.finish {
         Finish::Interrupted => return Err(Failure::Reported(130)),
@@ -158,7 +228,32 @@ fn answer(args: &Args) -> Outcome {
         }
         Finish::Stop => {}
     }
-    Ok(())
+    output.finish()
+}
+
+/// Answers every line of a batch, in one session, so that what prompts begin with alike is run once.
+fn many(asked: &Asked, batch: Batch, stats: &mut Stats, terminal: &mut Terminal) -> Outcome {
+    let Asked { engine, request, system, think } = *asked;
+    let mut session = engine.session();
+    let answer = &mut |item: Item| {
+        let system = item.system.as_deref().or(system).filter(|text| !text.is_empty());
+        let think = item.think.unwrap_or(think);
+        let prompt = match item.content {
+            Content::Prompt(prompt) => one_turn(engine, system, &prompt, think)?,
+            Content::Messages(mut messages) => {
+                if !engine.template.has_template() {
+                    return Err(Error::usage("this is a base model without a chat template; give `prompt`, not `messages`"));
+                }
+                if let Some(system) = system.filter(|_| messages.iter().all(|m| m.role != Role::System)) {
+                    messages.insert(0, Message::new(Role::System, system));
+                }
+                Prompt::chat(engine, &messages, think.enable())?
+            }
+        };
+        let answer = stats.answer(&mut session, &prompt, &item.request, &mut |_| {}, &terminal::interrupted)?;
+        Ok((answer.finish != Finish::Interrupted).then(|| response::completion(&answer, THRESHOLD)))
+    };
+    batch.run(request, answer, &|error| response::failure(error, THRESHOLD), terminal)
 }
 
 /// The prompt of one user turn; a model without a chat template gets the text as it is.
@@ -172,28 +267,80 @@ fn one_turn(engine: &Engine, system: Option<&str>, prompt: &str, think: Think) -
     Prompt::chat(engine, &messages, think.enable())
 }
 
+/// What `--verbose` tells before the work begins.
+fn details(engine: &Engine, request: &Request) -> String {
+    let manifest = &engine.bundle.manifest;
+    let need = engine.footprint();
+    let s = &request.sampling;
+    format!(
+        "model:    {} ({}, {} bits, {:.2} bits a weight), {}\n\
+         cpu:      {} threads ({}), {} kernels\n\
+         context:  {} of at most {} tokens\n\
+         memory:   weights {}, context {}, working memory {}\n\
+         sampling: temperature {}, top_k {}, top_p {}, min_p {}, repetition_penalty {}, seed {}, at most {} tokens",
+        manifest.source.name,
+        manifest.family,
+        manifest.quantiser.bits,
+        manifest.quantiser.bits_per_weight,
+        engine.bundle.path.display(),
+        engine.threads(),
+        Topology::detect(),
+        engine.level(),
+        engine.context(),
+        manifest.spec.max_context,
+        size(need.weights),
+        size(need.cache),
+        size(need.arena),
+        s.temperature,
+        s.top_k,
+        s.top_p,
+        s.min_p,
+        s.repetition_penalty,
+        s.seed,
+        request.max_tokens,
+    )
+}
+
+/// Opens what is named and reads the prompt.
+fn work(args: &Args) -> Result<Work> {
+    if let Some(input) = &args.batch {
+        if input == "-" && args.no_stdin {
+            return Err(Error::usage("--batch - reads standard input, --no-stdin forbids it"));
+        }
+        return Ok(Work::Batch(Batch::open(input, args.output.as_deref())?));
+    }
+    let Some(prompt) = prompt(args)? else { return Ok(Work::Chat) };
+    Ok(Work::Prompt(prompt, Output::open(args.output.as_deref())?))
+}
+
 /// The prompt option and what was piped in, joined by an empty line; `None` for a chat on a terminal.
 fn prompt(args: &Args) -> Result<Option<String>> {
-    let mut piped = String::new();
     let stdin = std::io::stdin();
-    // A closed or empty standard input next to --prompt is an ordinary call from a script.
-    if !stdin.is_terminal() {
-        let source = std::path::Path::new("standard input");
-        let mut bytes = Vec::new();
-        stdin.lock().read_to_end(&mut bytes).map_err(|e| Error::io("read", source, &e))?;
-        piped = String::from_utf8(bytes).map_err(|_| Error::usage("standard input is not UTF-8 text"))?;
-    }
+    let piped = if args.no_stdin || stdin.is_terminal() { String::new() } else { read_stdin()? };
     let piped = piped.trim_end();
+    let hint = "give --prompt TEXT, or pipe text in";
     match (&args.prompt, piped.is_empty()) {
         (Some(prompt), true) if prompt.trim().is_empty() => Err(Error::usage("the prompt is empty")),
         (Some(prompt), true) => Ok(Some(prompt.clone())),
         (Some(prompt), false) => Ok(Some(format!("{prompt}\n\n{piped}"))),
         (None, false) => Ok(Some(piped.to_owned())),
+        (None, true) if args.no_stdin => Err(Error::usage("--no-stdin needs a prompt").with_hint("give --prompt TEXT")),
         (None, true) if !stdin.is_terminal() => {
-            Err(Error::usage("no prompt: standard input is empty and no terminal")
-                .with_hint("give --prompt TEXT, or pipe text in"))
+            Err(Error::usage("no prompt: standard input is empty and no terminal").with_hint(hint))
         }
-        (None, true) if args.json => Err(Error::usage("--json needs a prompt").with_hint("give --prompt TEXT, or pipe text in")),
+        (None, true) if args.json => Err(Error::usage("--json needs a prompt").with_hint(hint)),
+        (None, true) if args.output.is_some() => Err(Error::usage("--output needs a prompt").with_hint(hint)),
+        (None, true) if !std::io::stdout().is_terminal() => {
+            Err(Error::usage("no prompt, and a chat needs a terminal for its output").with_hint(hint))
+        }
         (None, true) => Ok(None),
     }
+}
+
+/// Standard input to its end. A closed or empty one next to --prompt is an ordinary call from a script.
+fn read_stdin() -> Result<String> {
+    let mut bytes = Vec::new();
+    let read = std::io::stdin().lock().read_to_end(&mut bytes);
+    read.map_err(|e| Error::io("read", Path::new("standard input"), &e))?;
+    String::from_utf8(bytes).map_err(|_| Error::usage("standard input is not UTF-8 text"))
 }

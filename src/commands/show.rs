@@ -2,7 +2,7 @@
 //! model that is not here is asked for on the hub.
 
 use super::Outcome;
-use super::model_options::{DEFAULT_BITS, ModelArgs};
+use super::model_options::ModelArgs;
 use super::terminal::{self, Terminal};
 use cactus::error::Result;
 use cactus::hub::{self, Official, cache, catalog};
@@ -64,7 +64,7 @@ fn local(args: &Args, name: &str) -> Result<Option<Map<String, Value>>> {
     }
     let mut there = cache::bundles_of(&cache::name_of(name)?)?;
     there.retain(|(_, folder)| Bundle::is_bundle(folder) && Bundle::read_manifest(folder).is_ok());
-    let bits = args.model.bits.unwrap_or(DEFAULT_BITS);
+    let bits = args.model.bits();
     let label = if bits == 16 { "f16".to_owned() } else { format!("cq{bits}") };
     let exact = there.iter().find(|(have, _)| *have == label);
     let any = || there.first().filter(|_| args.model.bits.is_none());

@@ -1,9 +1,11 @@
 //! Standard output for results, standard error for everything else.
 
 use super::{Failure, Outcome};
-use cactus::error::Error;
+use cactus::error::{Error, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::fs::File;
 use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Writes to standard output. A closed pipe ends the program quietly with exit code 0.
@@ -13,6 +15,70 @@ pub fn print(text: &str) -> Outcome {
         std::io::ErrorKind::BrokenPipe => Failure::Reported(0),
         _ => Error::io("write", std::path::Path::new("standard output"), &e).into(),
     })
+}
+
+/// Where results go.
+pub enum Output {
+    Stdout,
+    File(OutputFile),
+}
+
+/// A file that is written beside its final name and gets that when it is complete. What is no ordinary file
+/// (`/dev/null`, a named pipe) is written as it is.
+pub struct OutputFile {
+    file: File,
+    path: PathBuf,
+    /// The name until then.
+    partial: Option<PathBuf>,
+}
+
+impl Output {
+    /// `None`: standard output. A file is created now, so that a wrong path is known before the work.
+    pub fn open(path: Option<&Path>) -> Result<Output> {
+        let Some(path) = path else { return Ok(Output::Stdout) };
+        let special = path.metadata().is_ok_and(|data| !data.is_file() && !data.is_dir());
+        let partial = (!special).then(|| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(".partial");
+            PathBuf::from(name)
+        });
+        if path.is_dir() {
+            return Err(Error::usage(format!("{} is a folder", path.display())).with_hint("give --output the name of a file"));
+        }
+        let file = match &partial {
+            Some(partial) => File::create(partial),
+            None => File::options().write(true).open(path),
+        };
+        let file = file.map_err(|e| Error::io("create", path, &e))?;
+        Ok(Output::File(OutputFile { file, path: path.to_path_buf(), partial }))
+    }
+
+    pub fn write(&mut self, text: &str) -> Outcome {
+        match self {
+            Output::Stdout => print(text),
+            Output::File(out) => Ok(out.file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &out.path, &e))?),
+        }
+    }
+
+    /// Everything has been written.
+    pub fn finish(self) -> Outcome {
+        let Output::File(mut out) = self else { return Ok(()) };
+        if let Some(partial) = out.partial.take() {
+            std::fs::rename(&partial, &out.path).map_err(|e| {
+                let _ = std::fs::remove_file(&partial);
+                Error::io("write", &out.path, &e)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for OutputFile {
+    fn drop(&mut self) {
+        if let Some(partial) = self.partial.take() {
+            let _ = std::fs::remove_file(partial);
+        }
+    }
 }
 
 /// An error and its hint, a line each.
@@ -27,19 +93,37 @@ pub fn print_error(error: &Error) {
 /// Messages and progress on standard error.
 pub struct Terminal {
     quiet: bool,
+    verbose: bool,
     bar: Option<ProgressBar>,
 }
 
 impl Terminal {
     pub fn new(quiet: bool) -> Self {
-        Terminal { quiet, bar: None }
+        Terminal { quiet, verbose: false, bar: None }
+    }
+
+    /// Shows details as well.
+    pub fn verbose(mut self, verbose: bool) -> Self {
+        self.verbose = verbose;
+        self
+    }
+
+    /// A line for people who want to know more.
+    pub fn detail(&self, text: &str) {
+        if self.verbose {
+            self.say(text);
+        }
     }
 
     /// A line for people; nothing when quiet.
     pub fn note(&self, text: &str) {
-        if self.quiet {
-            return;
+        if !self.quiet {
+            self.say(text);
         }
+    }
+
+    /// A line that was asked for, even when quiet.
+    pub fn say(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln_quietly(text)),
             None => eprintln_quietly(text),

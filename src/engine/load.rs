@@ -9,6 +9,7 @@ use crate::kernels::{Level, Pool};
 use crate::model::bundle::{self, Bundle};
 use crate::model::decoder::{self, Logits};
 use std::path::Path;
+use std::time::Instant;
 
 /// Tokens of a prefill run. Larger runs win little and need more memory.
 const PREFILL: usize = 128;
@@ -40,11 +41,41 @@ pub struct Engine {
     pub(super) decode: Plan,
     level: Level,
     context: usize,
+    times: LoadTimes,
+}
+
+/// Where the time of [`Engine::load`] went.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoadTimes {
+    /// Mapping the weights and checking the bundle.
+    pub open_ms: f64,
+    /// Tokenizer and chat template.
+    pub tokenizer_ms: f64,
+    /// Threads, graph and plans.
+    pub plan_ms: f64,
+}
+
+/// Memory that a model with one session needs, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Footprint {
+    /// The mapped weights.
+    pub weights: u64,
+    /// Keys and values of a full context.
+    pub cache: u64,
+    /// Working memory of the two plans.
+    pub arena: u64,
+}
+
+impl Footprint {
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.cache).saturating_add(self.arena)
+    }
 }
 
 impl Engine {
     /// Opens the bundle at `path`.
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Self> {
+        let begin = Instant::now();
         let bundle = Bundle::open(path)?;
         let spec = &bundle.manifest.spec;
         let context = match options.context {
@@ -55,15 +86,20 @@ impl Engine {
             }
             Some(n) => n,
         };
+        let opened = Instant::now();
         let tokenizer_path = path.join(bundle::TOKENIZER);
         let tokenizer = Tokenizer::open(&tokenizer_path, &bundle.tokenizer_config, bundle.generation_config.as_ref())?;
         let template = ChatTemplate::for_tokenizer(bundle.chat_template.as_deref(), &tokenizer)
             .map_err(|e| e.context(path.join(bundle::CHAT_TEMPLATE).display()))?;
+        let read = Instant::now();
         let level = Level::best(options.ceiling);
         let pool = Pool::new(options.threads.unwrap_or_else(Pool::default_threads));
         let graph = decoder::graph(spec, Logits::Last, &|name| bundle.weight(name))?;
         let plan = |tokens| Plan::new(&graph, level, tokens, pool.threads());
-        Ok(Engine { prefill: plan(PREFILL.min(context))?, decode: plan(1)?, bundle, tokenizer, template, pool, level, context })
+        let (prefill, decode) = (plan(PREFILL.min(context))?, plan(1)?);
+        let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
+        let times = LoadTimes { open_ms: ms(begin, opened), tokenizer_ms: ms(opened, read), plan_ms: ms(read, Instant::now()) };
+        Ok(Engine { prefill, decode, bundle, tokenizer, template, pool, level, context, times })
     }
 
     /// A fresh session.
@@ -115,6 +151,20 @@ impl Engine {
 
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    pub fn load_times(&self) -> LoadTimes {
+        self.times
+    }
+
+    /// What a session will need; nothing is allocated to find out.
+    pub fn footprint(&self) -> Footprint {
+        let position = self.prefill.state(1).bytes_per_position() as u64;
+        Footprint {
+            weights: self.bundle.bytes().len() as u64,
+            cache: position.saturating_mul(self.context as u64),
+            arena: (self.prefill.bytes() + self.decode.bytes()) as u64,
+        }
     }
 
     /// The two plans as text: steps, places, bytes.

@@ -14,5 +14,5 @@ pub mod thinking;
 pub mod tokenizer;
 
 pub use generate::{Answer, Finish, Request, generate};
-pub use load::{Engine, LoadOptions};
+pub use load::{Engine, Footprint, LoadOptions, LoadTimes};
 pub use session::Session;

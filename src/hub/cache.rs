@@ -136,11 +136,17 @@ pub(super) fn make_folder(folder: &Path) -> Result<()> {
 }
 
 /// Holds a lock file; other processes wait. The lock ends when the value is dropped, or with the process.
-pub(super) struct Lock(#[allow(dead_code, reason = "held for its lock")] File);
+pub struct Lock(#[allow(dead_code, reason = "held for its lock")] File);
 
 impl Lock {
+    /// For the making of a bundle in our cache, so that two processes do not convert the same model at once.
+    pub fn for_bundle(bundle: &Path, on_event: &mut dyn FnMut(Event)) -> Result<Lock> {
+        let name = bundle.file_name().unwrap_or_default().to_string_lossy();
+        Self::take(&bundle.with_file_name(format!(".{name}.lock")), &name, on_event)
+    }
+
     /// Takes the lock at `path`, waiting for another holder if there is one.
-    pub fn take(path: &Path, what: &str, on_event: &mut dyn FnMut(Event)) -> Result<Lock> {
+    pub(super) fn take(path: &Path, what: &str, on_event: &mut dyn FnMut(Event)) -> Result<Lock> {
         if let Some(folder) = path.parent() {
             make_folder(folder)?;
         }
@@ -149,7 +155,7 @@ impl Lock {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                on_event(Event::Note(&format!("another process is downloading {what}; waiting for it")));
+                on_event(Event::Note(&format!("another process is busy with {what}; waiting for it")));
                 file.lock().map_err(|e| Error::io("lock", path, &e))?;
             }
             Err(TryLockError::Error(e)) => return Err(Error::io("lock", path, &e)),

@@ -12,6 +12,7 @@ mod http;
 mod incoming;
 mod official;
 mod package;
+pub mod report;
 mod search;
 mod settings;
 mod snapshot;

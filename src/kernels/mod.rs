@@ -16,10 +16,12 @@ pub mod norm;
 pub mod rope;
 pub mod rotate;
 pub mod threads;
+pub mod topology;
 pub mod variant;
 mod vector;
 
 pub use threads::Pool;
+pub use topology::Topology;
 pub use variant::Level;
 
 /// Heads side by side in the columns of a matrix whose rows have `stride` columns.

@@ -66,9 +66,9 @@ impl Pool {
         Pool { shared, workers, turn: Mutex::new(()) }
     }
 
-    /// Threads by default: the cores that this process may use (affinity mask and container quota).
+    /// Threads by default: the fast cores that this process may use, see [`super::topology`].
     pub fn default_threads() -> usize {
-        std::thread::available_parallelism().map_or(1, |n| n.get())
+        super::Topology::detect().threads()
     }
 
     pub fn threads(&self) -> usize {

@@ -20,7 +20,9 @@ impl Home {
     /// `cactus` with `args`, an empty standard input, and no way to a network.
     pub fn cactus<S: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cactus"));
-        for name in ["CACTUS_CPU", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "HF_TOKEN"] {
+        let foreign = ["HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_TOKEN"];
+        let own = std::env::vars_os().map(|(name, _)| name).filter(|name| name.to_string_lossy().starts_with("CACTUS_"));
+        for name in own.chain(foreign.map(Into::into)) {
             command.env_remove(name);
         }
         command.env("HOME", self.path()).env("CACTUS_HOME", self.path().join("cactus"));

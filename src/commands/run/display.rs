@@ -2,7 +2,7 @@
 
 use super::markdown::Markdown;
 use crate::commands::Outcome;
-use crate::commands::terminal;
+use crate::commands::terminal::Output;
 use cactus::engine::thinking::Part;
 use std::io::{IsTerminal, Write};
 
@@ -36,6 +36,7 @@ pub struct Shown {
 
 /// One answer on its way to the user.
 pub struct Display {
+    output: Output,
     shown: Shown,
     markdown: Option<Markdown>,
     dim: bool,
@@ -46,11 +47,16 @@ pub struct Display {
 }
 
 impl Display {
+    /// On standard output.
     pub fn new(shown: Shown) -> Self {
+        Self::to(Output::Stdout, shown)
+    }
+
+    pub fn to(output: Output, shown: Shown) -> Self {
         let (stdout, dim) = colours();
         let readable = shown.markdown && std::io::stdout().is_terminal();
         let markdown = readable.then(|| Markdown::new(stdout));
-        Display { shown, markdown, dim, thinking: false, line_ended: true, closed: Ok(()) }
+        Display { output, shown, markdown, dim, thinking: false, line_ended: true, closed: Ok(()) }
     }
 
     pub fn part(&mut self, part: Part) {
@@ -81,12 +87,17 @@ impl Display {
 
     fn print(&mut self, text: &str) {
         if self.closed.is_ok() && !text.is_empty() {
-            self.closed = terminal::print(text);
+            self.closed = self.output.write(text);
         }
     }
 
-    /// The answer is complete: shows what was held back and ends the line.
-    pub fn finish(mut self) -> Outcome {
+    /// Whether nothing more can be shown.
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_err()
+    }
+
+    /// The answer is complete: shows what was held back, ends the line, and gives the output back.
+    pub fn finish(mut self) -> Outcome<Output> {
         self.end_thoughts("");
         if self.shown.answer {
             let rest = self.markdown.as_mut().map(Markdown::finish).unwrap_or_default();
@@ -94,6 +105,6 @@ impl Display {
             let end = if on_terminal && self.line_ended { "" } else { "\n" };
             self.print(&(rest + end));
         }
-        self.closed
+        self.closed.map(|()| self.output)
     }
 }

@@ -33,7 +33,7 @@ pub struct Chat<'a> {
 pub fn run(args: &super::Args, mut engine: Engine, request: &Request, terminal: &mut Terminal) -> Outcome {
     check(&engine).map_err(|e| e.with_hint("give the text with --prompt"))?;
     let settings = Settings { request: request.clone(), think: args.think, overflow: Overflow::Ask };
-    let conversation = Conversation::new(args.model.name(), args.system.as_deref(), settings);
+    let conversation = Conversation::new(args.model.name(), args.system(), settings);
     let mut chat = Chat { args, terminal, editor: Editor::new()?, conversation, last: None, again: 0 };
     chat.note("Type a message. /help lists the commands.");
     loop {
