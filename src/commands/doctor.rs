@@ -6,6 +6,7 @@ use super::model_options;
 use super::settings::{Key, Origin, ROWS, Settings};
 use super::terminal;
 use cactus::error::{Error, Result};
+use cactus::hub::cache;
 use cactus::hub::report::{self, Report};
 use cactus::kernels::{Level, Topology};
 use serde_json::{Value, json};
@@ -167,7 +168,7 @@ impl Whole<'_> {
             &memory.map_or_else(|| "unknown".to_owned(), |m| format!("{} free of {}", size(m.available), size(m.total))),
         );
         for (name, folder) in self.folders() {
-            let free = machine::free_space(folder).map_or_else(String::new, |free| format!(", {} free", size(free)));
+            let free = cache::free_bytes(folder).map_or_else(String::new, |free| format!(", {} free", size(free)));
             line(name, &format!("{} ({}{free})", folder.display(), size(machine::folder_bytes(folder))));
         }
         if let Some(hub) = self.hub {
@@ -205,7 +206,7 @@ impl Whole<'_> {
     fn as_json(&self) -> Value {
         let Findings { topology, memory, online_cpus, ceiling, .. } = *self.findings;
         let folder = |(name, path): (&str, &Path)| {
-            let (bytes, free) = (machine::folder_bytes(path), machine::free_space(path));
+            let (bytes, free) = (machine::folder_bytes(path), cache::free_bytes(path));
             json!({ "name": name, "path": path, "bytes": bytes, "free_bytes": free })
         };
         let hub = self.hub.map(|hub| {

@@ -52,18 +52,6 @@ fn read_number(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Bytes that a user may still write to the file system of `path`, or of the nearest folder above that exists.
-#[cfg(unix)]
-pub fn free_space(path: &Path) -> Option<u64> {
-    let space = rustix::fs::statvfs(path.ancestors().find(|p| p.exists())?).ok()?;
-    space.f_bavail.checked_mul(space.f_frsize)
-}
-
-#[cfg(not(unix))]
-pub fn free_space(_: &Path) -> Option<u64> {
-    None
-}
-
 /// Bytes of all files below `folder`; links are not followed.
 pub fn folder_bytes(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -154,6 +142,6 @@ mod tests {
         #[cfg(unix)]
         std::os::unix::fs::symlink(folder.path(), folder.path().join("a/loop")).unwrap();
         assert_eq!(folder_bytes(folder.path()), 111);
-        assert!(free_space(&folder.path().join("not/there")).is_none_or(|bytes| bytes > 0));
+        assert!(cactus::hub::cache::free_bytes(&folder.path().join("not/there")).is_none_or(|bytes| bytes > 0));
     }
 }

@@ -80,25 +80,25 @@ fn think() -> impl clap::builder::TypedValueParser<Value = Think> {
 #[derive(clap::Args, Clone)]
 pub struct SamplingArgs {
     /// Tokens of the answer at most [default: 1024]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub max_tokens: Option<usize>,
     /// 0 always takes the likeliest token [default: 0]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub temperature: Option<f32>,
     /// Only the K likeliest tokens, 0 for all [default: 0]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<usize>,
     /// Only the likeliest tokens that together reach this probability [default: 1]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Only tokens at least this likely in proportion to the likeliest [default: 0]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Makes tokens of the last 64 less likely, 1 for no effect [default: 1.1]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
     /// The same seed gives the same answer [default: 0]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Ends the answer; may be given several times
     #[arg(long)]

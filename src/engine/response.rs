@@ -1,14 +1,15 @@
 //! The JSON form of an answer: the completion response of the C API and of `--json`.
 
-use super::generate::Answer;
+use super::generate::{Answer, Finish};
 use crate::error::Error;
 use serde_json::{Map, Value, json};
 
 /// Fields of a completion response, in their documented order.
 pub fn completion(answer: &Answer, threshold: f64) -> Value {
+    let interrupted = answer.finish == Finish::Interrupted;
     let mut value = json!({
-        "success": true,
-        "error": null,
+        "success": !interrupted,
+        "error": interrupted.then_some("interrupted"),
         "cloud_handoff": false,
         "cloud_handoff_reason": "kept local",
         "response": answer.text,

@@ -2,7 +2,7 @@
 
 use super::Event;
 use super::settings::Settings;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use sha2::{Digest, Sha256};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -95,16 +95,32 @@ pub fn remove_bundle(bundle: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Bytes that a user may still write to the disk of `folder`, where the system tells.
+/// Bytes that a user may still write to the disk of `path`, or of the nearest folder above that exists; `None`
+/// where the system does not tell.
 #[cfg(unix)]
-pub(super) fn free_bytes(folder: &Path) -> Option<u64> {
-    let disk = rustix::fs::statvfs(folder).ok()?;
+pub fn free_bytes(path: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(path.ancestors().find(|p| p.exists())?).ok()?;
     disk.f_bavail.checked_mul(disk.f_frsize)
 }
 
 #[cfg(not(unix))]
-pub(super) fn free_bytes(_folder: &Path) -> Option<u64> {
+pub fn free_bytes(_path: &Path) -> Option<u64> {
     None
+}
+
+/// Refuses to begin writing `bytes` to a disk that has no room for them.
+pub fn check_room(path: &Path, bytes: u64, what: &str) -> Result<()> {
+    match free_bytes(path) {
+        Some(free) if free < bytes => {
+            let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+            Err(Error::new(
+                Kind::Io,
+                format!("{what} needs {} more, but {} has only {} free", mb(bytes), path.display(), mb(free)),
+            )
+            .with_hint("free some space (cactus rm removes models), or set CACTUS_HOME or HF_HOME to a folder on a larger disk"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn bundle_name(name: &str, bits_label: &str) -> Result<String> {

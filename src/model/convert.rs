@@ -7,6 +7,7 @@ use super::import::Checkpoint;
 use super::source::{plain, read_rows, unquantised};
 use super::staging::Staging;
 use crate::error::{Error, Result};
+use crate::hub::cache::check_room;
 use crate::kernels::matmul_float::{FloatMatrix, MatMulFloat};
 use crate::kernels::{Level, Pool};
 use crate::quant::encode::{Product, SquareError, encode_tile};
@@ -105,6 +106,8 @@ pub fn convert(
         return Err(Error::usage(format!("{} exists and is no bundle; it will not be overwritten", target.display())));
     }
     let formats: Vec<Format> = plan.tensors.iter().map(|t| format(t, checkpoint, options)).collect::<Result<_>>()?;
+    let sizes = plan.tensors.iter().zip(&formats).map(|(t, f)| f.bytes(t.rows, t.cols).unwrap_or(usize::MAX) as u64);
+    check_room(target, sizes.fold(0, u64::saturating_add), "the converted model")?;
     let staging = Staging::create(target)?;
     on_event(Event::Start { weights: plan.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum() })?;
 
