@@ -50,7 +50,7 @@ pub struct Finished {
     pub peak_bytes: u64,
 }
 
-/// Runs a command to its end, at most five minutes.
+/// Runs a command to its end, at most a quarter of an hour.
 pub fn finish(command: &mut Command) -> Finished {
     let begin = Instant::now();
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
@@ -66,7 +66,7 @@ pub fn finish(command: &mut Command) -> Finished {
         if let Some(status) = child.try_wait().expect("a child to wait for") {
             break status;
         }
-        if begin.elapsed() > Duration::from_secs(300) {
+        if begin.elapsed() > Duration::from_secs(900) {
             let _ = child.kill();
             panic!("the program does not end");
         }
