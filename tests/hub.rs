@@ -307,3 +307,18 @@ fn p43_all_shards_are_fetched_and_a_missing_one_is_named_first() {
     let shard = |number: u32| fs::read(Path::new(path.trim_end()).join(format!("w/model-0000{number}-of-00002.safetensors")));
     assert_eq!((shard(1).expect("a shard"), shard(2).expect("a shard")), (noise(2500), noise(3000)));
 }
+
+#[test]
+fn official_bundles_are_fetched_when_asked_for() {
+    let name = "Cactus-Compute/model-1b";
+    let archive = noise(3000);
+    let hub = Hub::start(name, &[("config.txt", b"x".to_vec()), ("model-1b-cq4.zip", archive.clone())]);
+    hub.answer(&format!("/api/models/{name}/refs"), r#"{"tags":[{"name":"v1.0"}]}"#);
+    let home = Home::new();
+    let path = finish(&mut cactus(&home, &hub, &["download", "owner/model-1b", "--official", "4", "-q"])).ok();
+    assert_eq!(fs::read(path.trim_end()).expect("the archive"), archive);
+    let text = finish(&mut cactus(&home, &hub, &["download", "owner/model-1b", "--official", "2", "-q"])).failed(1);
+    assert!(text.contains("there are 4"), "{text}");
+    let text = finish(&mut cactus(&home, &hub, &["download", "owner/other", "--official", "4", "-q"])).failed(1);
+    assert!(text.contains("no official bundles"), "{text}");
+}

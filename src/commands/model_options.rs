@@ -129,14 +129,19 @@ fn bits_label(bits: u32) -> String {
     if bits == 16 { "f16".to_owned() } else { format!("cq{bits}") }
 }
 
-/// Finds or downloads a checkpoint.
-pub fn find(name: &str, terminal: &mut Terminal) -> Result<hub::Found> {
-    let found = hub::find(name, &mut |event| match event {
+/// Shows what the hub does.
+pub fn show(event: hub::Event, terminal: &mut Terminal) {
+    match event {
         hub::Event::Note(text) => terminal.note(text),
         hub::Event::Start { what, total_bytes } => terminal.start(what, total_bytes, true),
         hub::Event::Advance(bytes) => terminal.advance(bytes),
         hub::Event::Finish => terminal.finish(),
-    });
+    }
+}
+
+/// Finds or downloads a checkpoint.
+pub fn find(name: &str, terminal: &mut Terminal) -> Result<hub::Found> {
+    let found = hub::find(name, &mut |event| show(event, terminal));
     terminal.finish();
     found
 }

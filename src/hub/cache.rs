@@ -220,6 +220,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn p49_a_disk_without_room_is_an_error_before_anything_is_written() {
+        let folder = std::env::temp_dir();
+        assert!(check_room(&folder, 1, "a model").is_ok());
+        if free_bytes(&folder).is_some() {
+            let error = check_room(&folder.join("not/there/yet"), u64::MAX, "a model").unwrap_err();
+            assert!(
+                error.kind == Kind::Io && error.message().contains("a model needs") && error.message().contains("free"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
     fn bundle_names_are_plain_and_distinct() {
         assert_eq!(bundle_name("Qwen/Qwen3-0.6B", "cq4").unwrap(), "Qwen--Qwen3-0.6B-cq4");
         assert_eq!(bundle_name("Qwen/Qwen3-0.6B@refs/pr/1", "cq4").unwrap(), "Qwen--Qwen3-0.6B@refs--pr--1-cq4");
