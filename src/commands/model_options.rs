@@ -89,7 +89,7 @@ impl ModelArgs {
         }
         let bits = self.bits();
         // A bundle of an older version counts as none and is made again.
-        let usable = |bundle: &Path| Bundle::is_bundle(bundle) && Bundle::read_manifest(bundle).is_ok();
+        let usable = |bundle: &Path| Bundle::read_manifest(bundle).is_ok();
         if let Some(name) = hub_name(self.name()) {
             let converted = cache::bundle_dir(name, &bits_label(bits))?;
             if usable(&converted) {
@@ -99,11 +99,7 @@ impl ModelArgs {
         }
         let found = find(self.name(), terminal)?;
         let target = cached_bundle(self.name(), &found, bits)?;
-        let _lock = cache::Lock::for_bundle(&target, &mut |event| {
-            if let hub::Event::Note(text) = event {
-                terminal.note(text);
-            }
-        })?;
+        let _lock = cache::Lock::for_bundle(&target, &mut |event| show(event, terminal))?;
         let changed = found.source == hub::Source::Local && newer(&found.path, &target);
         if changed || !usable(&target) {
             convert(&found, &target, &Wanted { bits, ..Wanted::default() }, terminal)?;

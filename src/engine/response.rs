@@ -2,7 +2,7 @@
 
 use super::generate::{Answer, Finish};
 use crate::error::Error;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// Fields of a completion response, in their documented order.
 pub fn completion(answer: &Answer, threshold: f64) -> Value {
@@ -38,28 +38,29 @@ pub fn completion(answer: &Answer, threshold: f64) -> Value {
 
 /// The same fields for a failure.
 pub fn failure(error: &Error, threshold: f64) -> Value {
-    let mut map = Map::new();
-    map.insert("success".into(), false.into());
     let text = match error.hint() {
         Some(hint) => format!("{error} (hint: {hint})"),
         None => error.to_string(),
     };
-    map.insert("error".into(), text.into());
-    map.insert("cloud_handoff".into(), false.into());
-    map.insert("cloud_handoff_reason".into(), "kept local".into());
-    map.insert("response".into(), Value::Null);
-    map.insert("function_calls".into(), json!([]));
-    map.insert("segments".into(), json!([]));
-    map.insert("confidence".into(), Value::Null);
-    map.insert("confidence_threshold".into(), threshold.into());
-    for key in ["time_to_first_token_ms", "total_time_ms", "prefill_tps", "decode_tps"] {
-        map.insert(key.into(), 0.0.into());
-    }
-    map.insert("ram_usage_mb".into(), ram_usage_mb());
-    for key in ["prefill_tokens", "decode_tokens", "total_tokens"] {
-        map.insert(key.into(), 0.into());
-    }
-    Value::Object(map)
+    json!({
+        "success": false,
+        "error": text,
+        "cloud_handoff": false,
+        "cloud_handoff_reason": "kept local",
+        "response": null,
+        "function_calls": [],
+        "segments": [],
+        "confidence": null,
+        "confidence_threshold": threshold,
+        "time_to_first_token_ms": 0.0,
+        "total_time_ms": 0.0,
+        "prefill_tps": 0.0,
+        "decode_tps": 0.0,
+        "ram_usage_mb": ram_usage_mb(),
+        "prefill_tokens": 0,
+        "decode_tokens": 0,
+        "total_tokens": 0,
+    })
 }
 
 fn round(x: f64, digits: i32) -> f64 {

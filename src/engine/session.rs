@@ -113,9 +113,4 @@ impl<'e> Session<'e> {
     pub fn cache_bytes(&self) -> usize {
         self.state.bytes_per_position() * self.state.len()
     }
-
-    /// Bytes of the working memory.
-    pub fn arena_bytes(&self) -> usize {
-        self.engine.prefill.bytes() + self.engine.decode.bytes()
-    }
 }

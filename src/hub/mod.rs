@@ -100,11 +100,6 @@ pub fn find(name: &str, on_event: &mut dyn FnMut(Event)) -> Result<Found> {
     find_with(&Settings::from_env()?, Request::parse(name), on_event)
 }
 
-/// [`find`] for a name and revision already apart.
-pub fn find_revision(request: Request, on_event: &mut dyn FnMut(Event)) -> Result<Found> {
-    find_with(&Settings::from_env()?, request, on_event)
-}
-
 /// The checkpoint called `name` if it is on this machine already; makes no request.
 ///
 /// # Errors

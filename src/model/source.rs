@@ -27,10 +27,10 @@ pub fn unquantised(tensor: &TensorPlan, checkpoint: &Checkpoint) -> Result<Forma
     }
     for name in &tensor.sources {
         let source = checkpoint.tensor(name)?;
-        let blocks = (0..source.rows()).collect::<Vec<_>>();
-        let fits = blocks.par_chunks(TILE_ROWS).map(|rows| -> Result<bool> {
+        let fits = (0..source.rows()).into_par_iter().step_by(TILE_ROWS).map(|first| -> Result<bool> {
+            let rows = first..(first + TILE_ROWS).min(source.rows());
             let mut values = vec![0.0; rows.len() * source.width()];
-            source.read_rows(rows[0]..rows[0] + rows.len(), &mut values)?;
+            source.read_rows(rows, &mut values)?;
             Ok(values.iter().all(|v| v.abs() <= half::f16::MAX.to_f32()))
         });
         if !fits.collect::<Result<Vec<bool>>>()?.into_iter().all(|fits| fits) {
