@@ -13,7 +13,7 @@ use crate::kernels::{Level, Pool};
 use crate::quant::encode::{Product, SquareError, encode_tile};
 use crate::quant::feedback::Feedback;
 use crate::quant::format::{ALIGN, TILE_ROWS};
-use crate::quant::{CqLayout, Format};
+use crate::quant::{Code, CqLayout, Format};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -182,7 +182,8 @@ fn format(tensor: &TensorPlan, checkpoint: &Checkpoint, options: &Options) -> Re
     if bits == 16 {
         return unquantised(tensor, checkpoint);
     }
-    Format::cq(bits).ok_or_else(|| Error::usage(format!("{bits} bits are not supported (supported: 1, 2, 3, 4, 8, 16)")))
+    Format::cq(bits, Code::Scalar)
+        .ok_or_else(|| Error::usage(format!("{bits} bits are not supported (supported: 1, 2, 3, 4, 8, 16)")))
 }
 
 /// The safetensors header. Tensors must follow one another without gaps, so the bytes that align the next

@@ -1,10 +1,11 @@
 //! Slow, plain decoding of CQ matrices: the truth that kernels are judged by, and the row look-up of
 //! embedding tables.
 
-use super::encode::level;
-use super::format::{CqLayout, GROUP, TILE_ROWS};
-use super::pack::unpack_row;
+use super::codebook::Codebook;
+use super::format::{Code, CqLayout, GROUP, SCALE_BASE, TILE_ROWS};
+use super::pack::row_indices;
 use super::rotate::unrotate;
+use super::trellis::{ScaleCode, TABLE};
 
 /// Decodes one row of a CQ matrix into `out` (`layout.cols` values), undoing the rotation.
 pub fn decode_row(layout: &CqLayout, data: &[u8], row: usize, out: &mut [f32]) {
@@ -22,16 +23,55 @@ pub fn decode_row(layout: &CqLayout, data: &[u8], row: usize, out: &mut [f32]) {
 
 /// The stored values of one row of one group, still rotated: level times scale.
 pub fn rotated_group(layout: &CqLayout, data: &[u8], row: usize, group: usize, out: &mut [f32]) {
-    let tile = &data[row / TILE_ROWS * layout.tile_bytes()..][..layout.tile_bytes()];
+    let levels = Levels::of(layout, data);
+    let tile = &data[layout.tile(row / TILE_ROWS)];
     let row = row % TILE_ROWS;
-    let at = layout.scale_offset(group) + 2 * row;
-    let scale = half::bf16::from_bits(u16::from_le_bytes([tile[at], tile[at + 1]])).to_f32();
+    let scale = levels.scale(&tile[layout.scale_offset(group)..], row);
     let blocks = tile[layout.group_offset(group)..].chunks_exact(layout.block_bytes());
     for (block, out) in blocks.zip(out.chunks_exact_mut(8)) {
-        for (o, code) in out.iter_mut().zip(unpack_row(block, layout.bits, row)) {
-            *o = level(layout.bits, code) * scale;
+        for (o, index) in out.iter_mut().zip(row_indices(layout, block, row)) {
+            *o = levels.level(index) * scale;
         }
     }
+}
+
+/// What indices and stored scales of a tensor mean.
+enum Levels<'a> {
+    Linear,
+    Book(&'static Codebook),
+    Trellis { table: &'a [u8], scales: ScaleCode },
+}
+
+impl<'a> Levels<'a> {
+    fn of(layout: &CqLayout, data: &'a [u8]) -> Self {
+        match (layout.code, layout.bits) {
+            (Code::Scalar, 8) => Levels::Linear,
+            (Code::Scalar, bits) => Levels::Book(Codebook::get(bits)),
+            (Code::Trellis, _) => Levels::Trellis { table: &data[..TABLE], scales: scale_code(data) },
+        }
+    }
+
+    fn level(&self, index: u8) -> f32 {
+        f32::from(match self {
+            Levels::Linear => index as i8,
+            Levels::Book(book) => book.levels[index as usize],
+            Levels::Trellis { table, .. } => table[index as usize] as i8,
+        })
+    }
+
+    /// Scale of row `row` of a tile.
+    fn scale(&self, scales: &[u8], row: usize) -> f32 {
+        match self {
+            Levels::Trellis { scales: code, .. } => code.value(scales[row]),
+            _ => half::bf16::from_bits(u16::from_le_bytes([scales[2 * row], scales[2 * row + 1]])).to_f32(),
+        }
+    }
+}
+
+/// The scale code in the header of a trellis tensor.
+pub fn scale_code(data: &[u8]) -> ScaleCode {
+    let base = data[SCALE_BASE..].first_chunk().copied().unwrap_or_default();
+    ScaleCode { base: u32::from_le_bytes(base) }
 }
 
 #[cfg(test)]

@@ -5,12 +5,16 @@
 //! tile, for each group: the group's column blocks of [`BLOCK_COLS`] columns, `64 * b` bytes each, then one
 //! bf16 scale per row of the tile. So a tile is one contiguous stream and every part starts 64-byte aligned.
 //!
+//! A trellis matrix is the same but for a header of [`HEADER`] bytes before the first tile, scales of one byte,
+//! and the meaning of the bits inside a column block.
+//!
 //! Inside a column block, byte `r * 8 + k` (`r, k` in 0..8) of a 64-byte chunk belongs to rows `8t + r` and
 //! column `k`; which `t` sit in which chunk, and at which bits, is told by [`super::pack`]. The same bytes
 //! feed `vpdpbusd` (8 rows x 8 columns a register), NEON `sdot` (2 rows x 8) and `smmla` (2 rows x 8).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Range;
 
 /// Input channels that share one rotation and one scale per row.
 pub const GROUP: usize = 128;
@@ -20,6 +24,11 @@ pub const TILE_ROWS: usize = 64;
 pub const BLOCK_COLS: usize = 8;
 /// Alignment in bytes of every tensor in a bundle.
 pub const ALIGN: usize = 64;
+/// Bytes of the header of a trellis tensor: 64 int8 levels, then the base of the scales
+/// ([`super::trellis::ScaleCode`], little endian), then zeros.
+pub const HEADER: usize = 128;
+/// Where the base of the scales stands in the header.
+pub const SCALE_BASE: usize = 64;
 /// Smallest width of the last group; widths are powers of two.
 const MIN_GROUP: usize = 16;
 
@@ -35,21 +44,47 @@ pub enum Format {
     Cq2,
     Cq3,
     Cq4,
+    /// One to four bits: rotation, per-group one-byte scale, trellis code with a table of its own.
+    Tcq1,
+    Tcq2,
+    Tcq3,
+    Tcq4,
     /// Eight bits: rotation, per-group scale, linear codes -127..=127.
     Cq8,
 }
 
+/// How the stored bits of a quantised weight become a level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// Each weight's bits are the index of its level.
+    Scalar,
+    /// Weights share coded bits, see [`super::trellis`].
+    Trellis,
+}
+
 impl Format {
-    /// The quantised format with `bits` a weight, if there is one.
-    pub fn cq(bits: u32) -> Option<Self> {
-        Some(match bits {
-            1 => Format::Cq1,
-            2 => Format::Cq2,
-            3 => Format::Cq3,
-            4 => Format::Cq4,
-            8 => Format::Cq8,
+    /// The quantised format with `bits` a weight, if there is one; 8 bits are scalar with either code.
+    pub fn cq(bits: u32, code: Code) -> Option<Self> {
+        Some(match (bits, code) {
+            (1, Code::Scalar) => Format::Cq1,
+            (2, Code::Scalar) => Format::Cq2,
+            (3, Code::Scalar) => Format::Cq3,
+            (4, Code::Scalar) => Format::Cq4,
+            (1, Code::Trellis) => Format::Tcq1,
+            (2, Code::Trellis) => Format::Tcq2,
+            (3, Code::Trellis) => Format::Tcq3,
+            (4, Code::Trellis) => Format::Tcq4,
+            (8, _) => Format::Cq8,
             _ => return None,
         })
+    }
+
+    /// How codes become levels; scalar for what is not quantised.
+    pub fn code(self) -> Code {
+        match self {
+            Format::Tcq1 | Format::Tcq2 | Format::Tcq3 | Format::Tcq4 => Code::Trellis,
+            _ => Code::Scalar,
+        }
     }
 
     /// Bits of one stored weight, scales not counted.
@@ -57,10 +92,10 @@ impl Format {
         match self {
             Format::F32 => 32,
             Format::F16 | Format::BF16 => 16,
-            Format::Cq1 => 1,
-            Format::Cq2 => 2,
-            Format::Cq3 => 3,
-            Format::Cq4 => 4,
+            Format::Cq1 | Format::Tcq1 => 1,
+            Format::Cq2 | Format::Tcq2 => 2,
+            Format::Cq3 | Format::Tcq3 => 3,
+            Format::Cq4 | Format::Tcq4 => 4,
             Format::Cq8 => 8,
         }
     }
@@ -86,9 +121,13 @@ impl fmt::Display for Format {
             Format::F16 => "f16",
             Format::BF16 => "bf16",
             Format::Cq1 => "cq1",
+            Format::Tcq1 => "tcq1",
             Format::Cq2 => "cq2",
+            Format::Tcq2 => "tcq2",
             Format::Cq3 => "cq3",
+            Format::Tcq3 => "tcq3",
             Format::Cq4 => "cq4",
+            Format::Tcq4 => "tcq4",
             Format::Cq8 => "cq8",
         })
     }
@@ -100,6 +139,7 @@ pub struct CqLayout {
     pub rows: usize,
     pub cols: usize,
     pub bits: usize,
+    pub code: Code,
 }
 
 impl CqLayout {
@@ -109,7 +149,7 @@ impl CqLayout {
             && rows > 0
             && cols > 0
             && rows.checked_add(TILE_ROWS)?.checked_mul(cols.checked_add(GROUP)?).is_some())
-        .then_some(CqLayout { rows, cols, bits: format.bits() })
+        .then_some(CqLayout { rows, cols, bits: format.bits(), code: format.code() })
     }
 
     pub fn tiles(&self) -> usize {
@@ -137,23 +177,39 @@ impl CqLayout {
         TILE_ROWS * BLOCK_COLS / 8 * self.bits
     }
 
-    /// Byte offset of `group` inside a tile.
-    pub fn group_offset(&self, group: usize) -> usize {
-        group * (GROUP / BLOCK_COLS * self.block_bytes() + TILE_ROWS * 2)
+    /// Bytes before the first tile: the levels and the scale base of a trellis tensor.
+    pub fn header_bytes(&self) -> usize {
+        if self.code == Code::Trellis { HEADER } else { 0 }
     }
 
-    /// Byte offset, inside a tile, of the 64 bf16 scales of `group`.
+    /// Bytes of the scale of one row and group.
+    pub fn scale_bytes(&self) -> usize {
+        if self.code == Code::Trellis { 1 } else { 2 }
+    }
+
+    /// Byte offset of `group` inside a tile.
+    pub fn group_offset(&self, group: usize) -> usize {
+        group * (GROUP / BLOCK_COLS * self.block_bytes() + TILE_ROWS * self.scale_bytes())
+    }
+
+    /// Byte offset, inside a tile, of the 64 scales of `group`.
     pub fn scale_offset(&self, group: usize) -> usize {
         self.group_offset(group) + self.group_width(group) / BLOCK_COLS * self.block_bytes()
     }
 
     pub fn tile_bytes(&self) -> usize {
         let last = self.groups() - 1;
-        self.scale_offset(last) + TILE_ROWS * 2
+        self.scale_offset(last) + TILE_ROWS * self.scale_bytes()
+    }
+
+    /// Where tile `tile` lies in the tensor.
+    pub fn tile(&self, tile: usize) -> Range<usize> {
+        let start = self.header_bytes() + tile * self.tile_bytes();
+        start..start + self.tile_bytes()
     }
 
     pub fn bytes(&self) -> Option<usize> {
-        self.tiles().checked_mul(self.tile_bytes())
+        self.tiles().checked_mul(self.tile_bytes())?.checked_add(self.header_bytes())
     }
 }
 
@@ -165,6 +221,8 @@ mod tests {
     fn sizes_by_hand() {
         // 64 x 128 at 4 bits: 16 blocks of 256 bytes and 128 bytes of scales.
         assert_eq!(Format::Cq4.bytes(64, 128), Some(16 * 256 + 128));
+        // The same with a trellis: half the scales, and a header.
+        assert_eq!(Format::Tcq4.bytes(64, 128), Some(128 + 16 * 256 + 64));
         // A second, half group (576 = 4 * 128 + 64) costs exactly half the codes.
         let l = CqLayout::new(Format::Cq3, 65, 576).unwrap();
         assert_eq!((l.groups(), l.group_width(4), l.padded_cols(), l.tiles()), (5, 64, 576, 2));

@@ -11,5 +11,6 @@ pub mod feedback;
 pub mod format;
 pub mod pack;
 pub mod rotate;
+pub mod trellis;
 
-pub use format::{CqLayout, Format};
+pub use format::{Code, CqLayout, Format};

@@ -8,9 +8,14 @@
 //! | 2 | `t / 4` | bits `2 (t % 4)` and up |
 //! | 1 | 0 | bit `t` |
 //!
+//! Trellis codes (see [`super::trellis`]) have the coded bit of row block `t` in chunk 0, bit `t`; the first
+//! free bit in chunk 1, bit `t`; at 3 bits the second in chunk 2, bit `t`; at 4 bits the second and third at
+//! bits `2 (t / 2)` and up of chunk `2 + t % 2`.
+//!
 //! In every 64-byte chunk, byte `r * 8 + k` is row `r` of its row block and column `k`.
 
-use super::format::{BLOCK_COLS, TILE_ROWS};
+use super::format::{BLOCK_COLS, Code, CqLayout, TILE_ROWS};
+use super::trellis::{MEMORY, STEPS, parities, window_index};
 
 /// Codes of a block, `codes[row][column]`.
 pub type Codes = [[u8; BLOCK_COLS]; TILE_ROWS];
@@ -36,6 +41,55 @@ pub fn pack(codes: &Codes, bits: usize, out: &mut [u8]) {
             }
         }
     }
+}
+
+/// Writes the trellis codes of a block: the coded bit lowest, then the free bits.
+pub fn pack_trellis(codes: &Codes, bits: usize, out: &mut [u8]) {
+    assert_eq!(out.len(), 64 * bits);
+    out.fill(0);
+    for (row, codes) in codes.iter().enumerate() {
+        let (t, r) = (row / 8, row % 8);
+        for (k, &code) in codes.iter().enumerate() {
+            let at = r * 8 + k;
+            out[at] |= (code & 1) << t;
+            if bits > 1 {
+                out[64 + at] |= (code >> 1 & 1) << t;
+            }
+            match bits {
+                3 => out[128 + at] |= (code >> 2 & 1) << t,
+                4 => out[128 + 64 * (t % 2) + at] |= (code >> 2 & 3) << (t / 2 * 2),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The indices of one row of a block in the table of levels.
+pub fn row_indices(layout: &CqLayout, block: &[u8], row: usize) -> [u8; BLOCK_COLS] {
+    match layout.code {
+        Code::Scalar => unpack_row(block, layout.bits, row),
+        Code::Trellis => trellis_row(block, layout.bits, row),
+    }
+}
+
+fn trellis_row(block: &[u8], bits: usize, row: usize) -> [u8; BLOCK_COLS] {
+    let (t, r) = (row / 8, row % 8);
+    std::array::from_fn(|k| {
+        let at = r * 8 + k;
+        let lane = &block[at / 16 * 16..][..STEPS / 8];
+        let step = at % 16 * 8 + t;
+        let window = (0..=MEMORY).fold(0u16, |w, j| {
+            let s = (step + STEPS - j) % STEPS;
+            w | u16::from(lane[s / 8] >> (s % 8) & 1) << j
+        });
+        let free = match bits {
+            1 => 0,
+            2 => block[64 + at] >> t & 1,
+            3 => (block[64 + at] >> t & 1) | (block[128 + at] >> t & 1) << 1,
+            _ => (block[64 + at] >> t & 1) | (block[128 + 64 * (t % 2) + at] >> (t / 2 * 2) & 3) << 1,
+        };
+        window_index(bits, window) | free << parities(bits)
+    })
 }
 
 /// The codes of one row of a block, the inverse of [`pack`].

@@ -355,7 +355,7 @@ impl MatMulQuant {
             unsafe {
                 let job = TileJob {
                     layout,
-                    tile: &data[tile * layout.tile_bytes()..][..layout.tile_bytes()],
+                    tile: &data[layout.tile(tile)],
                     x,
                     tokens,
                     rows: count,
