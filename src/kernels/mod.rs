@@ -17,6 +17,7 @@ pub mod rope;
 pub mod rotate;
 pub mod threads;
 pub mod topology;
+pub mod trellis_search;
 pub mod variant;
 mod vector;
 

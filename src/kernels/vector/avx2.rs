@@ -122,6 +122,14 @@ impl Lanes for Avx2 {
         self.zip(b, |a, b| unsafe { _mm256_min_ps(a, b) })
     }
     #[inline(always)]
+    unsafe fn less(self, b: Self) -> u16 {
+        unsafe {
+            let low = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, b.0));
+            let high = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(self.1, b.1));
+            (low | high << 8) as u16
+        }
+    }
+    #[inline(always)]
     unsafe fn abs(self) -> Self {
         self.map(|x| unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), x) })
     }

@@ -75,6 +75,10 @@ impl Lanes for Avx512 {
         unsafe { Avx512(_mm512_min_ps(self.0, b.0)) }
     }
     #[inline(always)]
+    unsafe fn less(self, b: Self) -> u16 {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, b.0) }
+    }
+    #[inline(always)]
     unsafe fn abs(self) -> Self {
         unsafe { Avx512(_mm512_abs_ps(self.0)) }
     }

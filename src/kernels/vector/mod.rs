@@ -45,6 +45,8 @@ pub trait Lanes: Copy {
     unsafe fn fma(self, b: Self, c: Self) -> Self;
     unsafe fn max(self, b: Self) -> Self;
     unsafe fn min(self, b: Self) -> Self;
+    /// Bit `i` is set where lane `i` is less than that of `b`.
+    unsafe fn less(self, b: Self) -> u16;
     unsafe fn abs(self) -> Self;
     /// Nearest integer, halves to even.
     unsafe fn round(self) -> Self;
@@ -118,6 +120,8 @@ pub mod tests {
             assert_eq!(run(&|a, b| b.div(a)), std::array::from_fn(|i| y[i] / x[i]));
             assert_eq!(run(&|a, b| a.max(b)), std::array::from_fn(|i| x[i].max(y[i])));
             assert_eq!(run(&|a, b| a.min(b)), std::array::from_fn(|i| x[i].min(y[i])));
+            let less = L::load(x.as_ptr()).less(L::load(y.as_ptr()));
+            assert_eq!(less, (0..16).fold(0, |m, i| m | u16::from(x[i] < y[i]) << i));
             assert_eq!(run(&|a, _| a.abs()), std::array::from_fn(|i| x[i].abs()));
             assert_eq!(run(&|a, _| a.round()), std::array::from_fn(|i| x[i].round_ties_even()));
             assert_eq!(run(&|a, _| a.round().exp2_int()), std::array::from_fn(|i| x[i].round_ties_even().exp2()));

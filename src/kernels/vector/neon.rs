@@ -103,6 +103,17 @@ impl Lanes for Neon {
         self.zip(b, |a, b| unsafe { vminnmq_f32(a, b) })
     }
     #[inline(always)]
+    unsafe fn less(self, b: Self) -> u16 {
+        unsafe {
+            let weights = vld1q_u32([1u32, 2, 4, 8].as_ptr());
+            let mut mask = 0;
+            for i in 0..4 {
+                mask |= vaddvq_u32(vandq_u32(vcltq_f32(self.0[i], b.0[i]), weights)) << (4 * i);
+            }
+            mask as u16
+        }
+    }
+    #[inline(always)]
     unsafe fn abs(self) -> Self {
         self.map(|x| unsafe { vabsq_f32(x) })
     }

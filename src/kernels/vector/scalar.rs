@@ -81,6 +81,10 @@ impl Lanes for Scalar {
         self.zip(b, |a, b| if a < b { a } else { b })
     }
     #[inline(always)]
+    unsafe fn less(self, b: Self) -> u16 {
+        (0..LANES).fold(0, |mask, i| mask | u16::from(self.0[i] < b.0[i]) << i)
+    }
+    #[inline(always)]
     unsafe fn abs(self) -> Self {
         self.map(f32::abs)
     }
