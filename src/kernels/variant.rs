@@ -9,7 +9,7 @@ pub enum Level {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
+    /// x86-64 with AVX-512 F, BW, DQ, VL, VNNI and VBMI, and with GFNI: Ice Lake, Zen 4 and later.
     Avx512,
     /// AArch64 with Advanced SIMD.
     Neon,
@@ -49,6 +49,8 @@ impl Level {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
+                    && is_x86_feature_detected!("avx512vbmi")
+                    && is_x86_feature_detected!("gfni")
             }
             #[cfg(target_arch = "aarch64")]
             Level::Neon => true,
@@ -109,7 +111,7 @@ macro_rules! variants {
                 unsafe { $generic::<$($($const,)+)? $crate::kernels::kinds::$avx2>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni")]
             unsafe fn avx512($($arg: $ty),*) {
                 unsafe { $generic::<$($($const,)+)? $crate::kernels::kinds::$avx512>($($arg),*) }
             }

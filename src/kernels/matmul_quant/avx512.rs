@@ -1,6 +1,7 @@
 //! Bytes as one 512-bit register; `vpdpbusd` multiplies unsigned weights with signed activations.
 
 use super::tile::Bytes64;
+use super::trellis::{MATRICES, Register};
 use crate::kernels::vector::Avx512;
 use crate::quant::codebook::LEVEL_MAX;
 use std::arch::x86_64::*;
@@ -12,6 +13,7 @@ impl Bytes64 for Bytes {
     type Acc = __m512i;
     type Lanes = Avx512;
     type Table = __m512i;
+    type Register = Whole;
     const LOOKUP_BIAS: i32 = LEVEL_MAX as i32 + 1;
     const INT8_BIAS: i32 = 128;
 
@@ -70,6 +72,10 @@ impl Bytes64 for Bytes {
         unsafe { _mm512_set1_epi64(i64::from(start as u32)) }
     }
     #[inline(always)]
+    unsafe fn load_acc(p: *const i32) -> Self::Acc {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn dot(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc {
         unsafe { _mm512_dpbusd_epi32(acc, weights.0, _mm512_set1_epi64(x.cast::<i64>().read_unaligned())) }
     }
@@ -85,5 +91,91 @@ impl Bytes64 for Bytes {
             let sum = _mm512_add_epi32(_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b));
             Avx512(_mm512_cvtepi32_ps(sum))
         }
+    }
+}
+
+/// All of the bytes, as trellis codes. `vpermb` looks at six bits of an index and ignores the rest.
+#[derive(Clone, Copy)]
+pub struct Whole(__m512i);
+
+impl Register for Whole {
+    const BYTES: usize = 64;
+    type Acc = __m512i;
+    /// At 3 bits the fifth index bit is bit 4 of a byte for the first table and bit 5 for the second.
+    type Levels = [__m512i; 2];
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> Self {
+        unsafe { Whole(_mm512_loadu_si512(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut u8) {
+        unsafe { _mm512_storeu_si512(p.cast(), self.0) }
+    }
+    #[inline(always)]
+    unsafe fn levels<const BITS: usize>(table: *const i8) -> Self::Levels {
+        unsafe {
+            let all = _mm512_add_epi8(_mm512_loadu_si512(table.cast()), _mm512_set1_epi8(Bytes::LOOKUP_BIAS as i8));
+            match BITS {
+                1 | 2 => [_mm512_broadcast_i32x4(_mm512_castsi512_si128(all)); 2],
+                3 => [_mm512_shuffle_i64x2::<0x44>(all, all), _mm512_shuffle_i64x2::<0x50>(all, all)],
+                _ => [all; 2],
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn pairs<const BITS: usize>(coded: Self, free: Self, half: usize) -> [Self; 2] {
+        unsafe {
+            let matrices = &MATRICES[BITS - 1];
+            let before = _mm512_alignr_epi8::<15>(coded.0, coded.0);
+            let mut pairs = [coded; 2];
+            for (pair, out) in pairs.iter_mut().enumerate() {
+                let at = 2 * half + pair;
+                let a = _mm512_gf2p8affine_epi64_epi8::<0>(coded.0, _mm512_set1_epi64(matrices.coded[at] as i64));
+                let b = _mm512_gf2p8affine_epi64_epi8::<0>(before, _mm512_set1_epi64(matrices.before[at] as i64));
+                *out = Whole(if BITS == 1 {
+                    _mm512_xor_si512(a, b)
+                } else {
+                    let c = _mm512_gf2p8affine_epi64_epi8::<0>(free.0, _mm512_set1_epi64(matrices.free[at] as i64));
+                    // 0x96: exclusive or of all three.
+                    _mm512_ternarylogic_epi32::<0x96>(a, b, c)
+                });
+            }
+            pairs
+        }
+    }
+    #[inline(always)]
+    unsafe fn high_half(self) -> Self {
+        unsafe { Whole(_mm512_srli_epi16::<4>(self.0)) }
+    }
+    #[inline(always)]
+    unsafe fn lookup16(self, levels: Self::Levels) -> Self {
+        unsafe { Whole(_mm512_permutexvar_epi8(self.0, levels[0])) }
+    }
+    #[inline(always)]
+    unsafe fn lookup32(self, plane: Self, bit: usize, levels: Self::Levels) -> Self {
+        unsafe { self.lookup64(plane, bit / 2 * 2, [levels[bit % 2]; 2]) }
+    }
+    #[inline(always)]
+    unsafe fn lookup64(self, plane: Self, bit: usize, levels: Self::Levels) -> Self {
+        unsafe {
+            let plane = Bytes(plane.0);
+            let high = if bit < 4 { plane.shift_left(4 - bit) } else { plane.shift_right(bit - 4) };
+            // 0xCA: where the first operand is set take the second, else the third.
+            let index = _mm512_ternarylogic_epi32::<0xCA>(_mm512_set1_epi8(15), self.0, high.0);
+            Whole(_mm512_permutexvar_epi8(index, levels[0]))
+        }
+    }
+    #[inline(always)]
+    unsafe fn acc(start: i32) -> Self::Acc {
+        unsafe { Bytes::acc(start) }
+    }
+    #[inline(always)]
+    unsafe fn dot(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc {
+        unsafe { Bytes::dot(acc, Bytes(weights.0), x) }
+    }
+    #[inline(always)]
+    unsafe fn store_acc(acc: Self::Acc, p: *mut i32) {
+        unsafe { _mm512_storeu_si512(p.cast(), acc) }
     }
 }

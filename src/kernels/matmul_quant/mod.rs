@@ -6,6 +6,7 @@
 
 mod scalar;
 pub mod tile;
+mod trellis;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -18,9 +19,10 @@ use super::rotate::Rotated;
 use super::threads::{Parts, Pool};
 use super::variant::{Level, variants};
 use super::vector::{LANES, Lanes};
-use crate::quant::CqLayout;
 use crate::quant::codebook::Codebook;
+use crate::quant::decode::scale_code;
 use crate::quant::format::{BLOCK_COLS, GROUP, TILE_ROWS};
+use crate::quant::{Code, CqLayout};
 use tile::Bytes64;
 
 /// Row blocks of 8 in a tile.
@@ -31,6 +33,10 @@ const WIDE: usize = TILE_ROWS * BLOCK_COLS;
 /// One tile of weights and everything it is multiplied with.
 pub struct TileJob<'a> {
     layout: &'a CqLayout,
+    /// Levels of a trellis tensor; empty for others.
+    header: &'a [u8],
+    /// Base of the one-byte scales of a trellis tensor.
+    scale_base: u32,
     tile: &'a [u8],
     x: Rotated<'a>,
     tokens: usize,
@@ -73,6 +79,15 @@ unsafe fn dot<const BITS: usize, B: Bytes64>(acc: B::Acc, w: B, x: *const i8) ->
     unsafe { if BITS == 8 { B::dot_int8(acc, w, x) } else { B::dot(acc, w, x) } }
 }
 
+/// Scales of a group for 16 rows from `row` on.
+#[inline(always)]
+unsafe fn scales<const TRELLIS: bool, L: Lanes>(job: &TileJob, group: usize, row: usize) -> L {
+    unsafe {
+        let scales = job.tile.as_ptr().add(job.layout.scale_offset(group));
+        if TRELLIS { L::load_scales(scales.add(row), job.scale_base) } else { L::load_bf16(scales.cast::<u16>().add(row)) }
+    }
+}
+
 /// Adds the bias and writes 16 rows of one token.
 #[inline(always)]
 unsafe fn finish<L: Lanes>(job: &TileJob, token: usize, row: usize, sums: L) {
@@ -113,10 +128,9 @@ unsafe fn one_token<const BITS: usize, const N: usize, B: Bytes64>(job: &TileJob
                     block = block.add(64 * BITS);
                     x = x.add(BLOCK_COLS);
                 }
-                let scales = job.tile.as_ptr().add(layout.scale_offset(g)).cast::<u16>().add(8 * first);
                 let x_scale = B::Lanes::splat(job.x.scales[g]);
                 for i in 0..N / 2 {
-                    let scale = B::Lanes::load_bf16(scales.add(LANES * i)).mul(x_scale);
+                    let scale = scales::<false, B::Lanes>(job, g, 8 * first + LANES * i).mul(x_scale);
                     sums[i] = B::row_sums(acc[2 * i], acc[2 * i + 1]).fma(scale, sums[i]);
                 }
             }
@@ -162,7 +176,11 @@ unsafe fn token_sums<const N: usize, B: Bytes64>(a: &[B::Acc; N], b: &[B::Acc; N
 
 /// `N` tokens from `token` on, 16 rows at a time, weights already looked up in `panel`.
 #[inline(always)]
-unsafe fn tokens<const BITS: usize, const N: usize, B: Bytes64>(job: &TileJob, panel: *const u8, token: usize) {
+unsafe fn tokens<const BITS: usize, const TRELLIS: bool, const N: usize, B: Bytes64>(
+    job: &TileJob,
+    panel: *const u8,
+    token: usize,
+) {
     unsafe {
         let layout = job.layout;
         let (padded, groups) = (layout.padded_cols(), layout.groups());
@@ -182,8 +200,7 @@ unsafe fn tokens<const BITS: usize, const N: usize, B: Bytes64>(job: &TileJob, p
                     w = w.add(WIDE);
                     x = x.add(BLOCK_COLS);
                 }
-                let scales = job.tile.as_ptr().add(layout.scale_offset(g)).cast::<u16>();
-                let scale = B::Lanes::load_bf16(scales.add(LANES * pair));
+                let scale = scales::<TRELLIS, B::Lanes>(job, g, LANES * pair);
                 for (n, product) in token_sums::<N, B>(&acc[0], &acc[1]).into_iter().enumerate() {
                     let scale = scale.mul(B::Lanes::splat(job.x.scales[(token + n) * groups + g]));
                     sums[n] = product.fma(scale, sums[n]);
@@ -204,12 +221,16 @@ fn panel_offset<const BITS: usize>(layout: &CqLayout, group: usize) -> usize {
 
 /// Looks up a whole tile.
 #[inline(always)]
-unsafe fn fill_panel<const BITS: usize, B: Bytes64>(job: &TileJob, panel: *mut u8) {
+unsafe fn fill_panel<const BITS: usize, const TRELLIS: bool, B: Bytes64>(job: &TileJob, panel: *mut u8) {
     unsafe {
         let table = B::table(&Codebook::get(BITS.min(4)).levels);
         for g in 0..job.layout.groups() {
             let mut block = job.tile.as_ptr().add(job.layout.group_offset(g));
             let mut out = panel.add(panel_offset::<BITS>(job.layout, g));
+            if TRELLIS {
+                trellis::fill_group::<BITS, B>(job, g, out);
+                continue;
+            }
             for _ in 0..job.layout.group_width(g) / BLOCK_COLS {
                 for t in 0..BLOCKS {
                     weights::<BITS, B>(block, t, table).store(out.add(64 * t));
@@ -225,36 +246,39 @@ unsafe fn fill_panel<const BITS: usize, B: Bytes64>(job: &TileJob, panel: *mut u
 /// The CPU has the level of `B`; `job.tile` and the activations have the sizes of `job.layout`; `job.out` is
 /// valid for `tokens` rows of `stride`; `panel` is valid for [`panel_bytes`].
 #[inline(always)]
-unsafe fn tile_product<const BITS: usize, B: Bytes64 + Shape>(job: &TileJob, panel: *mut u8) {
+unsafe fn tile_product<const BITS: usize, const TRELLIS: bool, B: Bytes64 + Shape>(job: &TileJob, panel: *mut u8) {
     unsafe {
+        if job.tokens == 1 && TRELLIS {
+            return trellis::one_token::<BITS, B>(job, B::TRELLIS_ROW_BLOCKS);
+        }
         if job.tokens == 1 {
             return if B::ROW_BLOCKS == 8 { one_token::<BITS, 8, B>(job) } else { one_token::<BITS, 4, B>(job) };
         }
         let panel = if BITS == 8 {
             job.tile.as_ptr()
         } else {
-            fill_panel::<BITS, B>(job, panel);
+            fill_panel::<BITS, TRELLIS, B>(job, panel);
             panel.cast_const()
         };
         let mut token = 0;
         if B::TOKENS >= 8 {
             while job.tokens - token >= 8 {
-                tokens::<BITS, 8, B>(job, panel, token);
+                tokens::<BITS, TRELLIS, 8, B>(job, panel, token);
                 token += 8;
             }
         }
         if B::TOKENS == 4 {
             while job.tokens - token >= 4 {
-                tokens::<BITS, 4, B>(job, panel, token);
+                tokens::<BITS, TRELLIS, 4, B>(job, panel, token);
                 token += 4;
             }
         }
         while job.tokens - token >= 2 {
-            tokens::<BITS, 2, B>(job, panel, token);
+            tokens::<BITS, TRELLIS, 2, B>(job, panel, token);
             token += 2;
         }
         if token < job.tokens {
-            tokens::<BITS, 1, B>(job, panel, token);
+            tokens::<BITS, TRELLIS, 1, B>(job, panel, token);
         }
     }
 }
@@ -263,37 +287,44 @@ unsafe fn tile_product<const BITS: usize, B: Bytes64 + Shape>(job: &TileJob, pan
 pub trait Shape {
     /// Row blocks at once for one token.
     const ROW_BLOCKS: usize;
+    /// The same for one native register of trellis codes.
+    const TRELLIS_ROW_BLOCKS: usize;
     /// Tokens at once for 16 rows.
     const TOKENS: usize;
 }
 
 impl Shape for scalar::Bytes {
     const ROW_BLOCKS: usize = 4;
+    const TRELLIS_ROW_BLOCKS: usize = 4;
     const TOKENS: usize = 2;
 }
 #[cfg(target_arch = "x86_64")]
 impl Shape for avx2::Bytes {
     const ROW_BLOCKS: usize = 4;
+    const TRELLIS_ROW_BLOCKS: usize = 4;
     const TOKENS: usize = 2;
 }
 #[cfg(target_arch = "x86_64")]
 impl Shape for avx512::Bytes {
     const ROW_BLOCKS: usize = 8;
+    const TRELLIS_ROW_BLOCKS: usize = 8;
     const TOKENS: usize = 8;
 }
 #[cfg(target_arch = "aarch64")]
 impl<const MUL: u8> Shape for neon::Bytes<MUL> {
     const ROW_BLOCKS: usize = 4;
+    const TRELLIS_ROW_BLOCKS: usize = 4;
     const TOKENS: usize = if MUL == neon::I8MM { 4 } else { 2 };
 }
 
 macro_rules! per_bits {
-    ($($name:ident $bits:literal),*) => {
-        $(variants!($name = tile_product[$bits] as fn(job: &TileJob, panel: *mut u8);
+    ($($name:ident $bits:literal $trellis:literal),*) => {
+        $(variants!($name = tile_product[$bits, $trellis] as fn(job: &TileJob, panel: *mut u8);
             ScalarBytes Avx2Bytes Avx512Bytes NeonBytes NeonDotBytes NeonI8mmBytes);)*
     };
 }
-per_bits!(cq1 1, cq2 2, cq3 3, cq4 4, cq8 8);
+per_bits!(cq1 1 false, cq2 2 false, cq3 3 false, cq4 4 false, cq8 8 false);
+per_bits!(tcq1 1 true, tcq2 2 true, tcq3 3 true, tcq4 4 true);
 
 pub(super) mod kinds {
     pub use super::scalar::Bytes as ScalarBytes;
@@ -307,16 +338,19 @@ pub(super) mod kinds {
     pub type NeonI8mmBytes = super::neon::Bytes<{ super::neon::I8MM }>;
 }
 
-/// The kernels of one level, per bit width.
+/// The kernels of one level, per code and bit width.
 #[derive(Clone, Copy)]
 pub struct MatMulQuant {
-    by_bits: [cq1::Run; 5],
+    /// By bits from 1 to 4, then 8 bits.
+    scalar: [cq1::Run; 5],
+    trellis: [tcq1::Run; 4],
 }
 
 impl MatMulQuant {
     pub fn select(level: Level) -> Self {
         MatMulQuant {
-            by_bits: [cq1::select(level), cq2::select(level), cq3::select(level), cq4::select(level), cq8::select(level)],
+            scalar: [cq1::select(level), cq2::select(level), cq3::select(level), cq4::select(level), cq8::select(level)],
+            trellis: [tcq1::select(level), tcq2::select(level), tcq3::select(level), tcq4::select(level)],
         }
     }
 
@@ -345,7 +379,10 @@ impl MatMulQuant {
         assert!(x.codes.len() == tokens * layout.padded_cols());
         assert!(x.scales.len() == tokens * layout.groups() && x.sums.len() == x.scales.len());
         assert!(scratch.len() >= panel * pool.threads());
-        let run = self.by_bits[if layout.bits == 8 { 4 } else { layout.bits - 1 }];
+        let (run, scale_base) = match layout.code {
+            Code::Scalar => (self.scalar[if layout.bits == 8 { 4 } else { layout.bits - 1 }], 0),
+            Code::Trellis => (self.trellis[layout.bits - 1], scale_code(data).base),
+        };
         let (out, scratch) = (&Parts::new(out), &Parts::new(scratch));
         pool.each(layout.tiles(), &|thread, tile| {
             let first = tile * TILE_ROWS;
@@ -355,6 +392,8 @@ impl MatMulQuant {
             unsafe {
                 let job = TileJob {
                     layout,
+                    header: &data[..layout.header_bytes()],
+                    scale_base,
                     tile: &data[layout.tile(tile)],
                     x,
                     tokens,
@@ -376,20 +415,49 @@ mod tests {
     use crate::quant::Format;
     use crate::quant::decode::rotated_group;
     use crate::quant::encode::encode_tile;
+    use crate::quant::format::{HEADER, SCALE_BASE};
+    use crate::quant::trellis;
+
+    const FORMATS: [Format; 9] =
+        [Format::Cq1, Format::Cq2, Format::Cq3, Format::Cq4, Format::Cq8, Format::Tcq1, Format::Tcq2, Format::Tcq3, Format::Tcq4];
+
+    /// Encoded weights.
+    fn scalar_tensor(layout: &CqLayout) -> Vec<u8> {
+        let (rows, cols) = (layout.rows, layout.cols);
+        let w: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * 0.1).collect();
+        let mut data = vec![0; layout.bytes().unwrap()];
+        for (t, out) in data.chunks_exact_mut(layout.tile_bytes()).enumerate() {
+            encode_tile(layout, &w[t * 64 * cols..((t + 1) * 64).min(rows) * cols], None, out);
+        }
+        data
+    }
+
+    /// Random bytes, all of which are valid codes and scales, with a random table of levels.
+    fn trellis_tensor(layout: &CqLayout) -> Vec<u8> {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        let mut data: Vec<u8> = (0..layout.bytes().unwrap()).map(|_| random()).collect();
+        let levels: Vec<u8> = (0..trellis::levels(layout.bits)).map(|_| (random() % 127).wrapping_sub(63)).collect();
+        for (entry, level) in data[..trellis::TABLE].iter_mut().zip(levels.iter().cycle()) {
+            *entry = *level;
+        }
+        data[SCALE_BASE..HEADER].fill(0);
+        data[SCALE_BASE..][..4].copy_from_slice(&trellis::ScaleCode::for_largest(0.05).base.to_le_bytes());
+        data
+    }
 
     /// Every level and width equals exact integer arithmetic over the slowly decoded codes, for any number
     /// of tokens and any shape; and one token alone equals the same token among others, bit for bit.
     #[test]
     fn equals_the_slow_truth_at_every_level() {
         let pool = Pool::new(2);
-        for format in [Format::Cq1, Format::Cq2, Format::Cq3, Format::Cq4, Format::Cq8] {
+        for format in FORMATS {
             for (rows, cols) in [(1, 128), (64, 96), (130, 576), (200, 264)] {
                 let layout = CqLayout::new(format, rows, cols).unwrap();
-                let w: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * 0.1).collect();
-                let mut data = vec![0; layout.bytes().unwrap()];
-                for (t, out) in data.chunks_exact_mut(layout.tile_bytes()).enumerate() {
-                    encode_tile(&layout, &w[t * 64 * cols..((t + 1) * 64).min(rows) * cols], None, out);
-                }
+                let data = if layout.code == Code::Scalar { scalar_tensor(&layout) } else { trellis_tensor(&layout) };
                 let most = 11;
                 let x: Vec<f32> = (0..most * cols).map(|i| ((i * 31 % 257) as f32 - 128.0) / 40.0).collect();
                 let (padded, groups) = (layout.padded_cols(), layout.groups());
@@ -434,6 +502,50 @@ mod tests {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    /// Prints weights a second and core of one token (all weights in the second-level cache) and of many tokens:
+    /// `cargo test --release --lib -- --ignored --nocapture speed_of_products`.
+    #[test]
+    #[ignore = "a measurement"]
+    fn speed_of_products() {
+        let pool = Pool::new(1);
+        let (rows, cols) = (512, 2048);
+        let tensors = FORMATS.map(|format| {
+            let layout = CqLayout::new(format, rows, cols).unwrap();
+            (layout, if layout.code == Code::Scalar { scalar_tensor(&layout) } else { trellis_tensor(&layout) })
+        });
+        for level in Level::supported() {
+            let kernel = MatMulQuant::select(level);
+            let mut best = [[f64::MAX; 2]; FORMATS.len()];
+            // In turn and many times, because other programs run too.
+            for _ in 0..if level == Level::Scalar { 3 } else { 40 } {
+                for ((layout, data), best) in tensors.iter().zip(&mut best) {
+                    for (best, tokens) in best.iter_mut().zip([1, 64]) {
+                        let (codes, scales) = (vec![1i8; tokens * cols], vec![0.01; tokens * layout.groups()]);
+                        let sums = vec![128; tokens * layout.groups()];
+                        let x = Rotated { codes: &codes, scales: &scales, sums: &sums };
+                        let mut out = vec![0.0; tokens * rows];
+                        let mut scratch = vec![0; MatMulQuant::panel_bytes(layout)];
+                        for _ in 0..if tokens == 1 { 10 } else { 1 } {
+                            let start = std::time::Instant::now();
+                            kernel.run(&pool, layout, data, x, None, &mut out, &mut scratch);
+                            *best = best.min(start.elapsed().as_secs_f64());
+                        }
+                    }
+                }
+            }
+            let cq4 = best[3][0];
+            for (format, best) in FORMATS.into_iter().zip(best) {
+                let speed = |seconds: f64, tokens: f64| tokens * (rows * cols) as f64 / seconds * 1e-9;
+                println!(
+                    "{level:>12} {format}: one token {:6.2} Gweights/s ({:.2} of cq4), 64 tokens {:7.2}",
+                    speed(best[0], 1.0),
+                    cq4 / best[0],
+                    speed(best[1], 64.0)
+                );
             }
         }
     }

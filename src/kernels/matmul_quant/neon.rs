@@ -1,6 +1,7 @@
 //! Bytes as four 128-bit registers (2 rows by 8 columns each), with the multiplier that the CPU has.
 
 use super::tile::Bytes64;
+use super::trellis::{Register, Shuffles, pairs_by_shuffles};
 use crate::kernels::vector::Neon;
 use std::arch::aarch64::*;
 
@@ -65,6 +66,7 @@ impl<const MUL: u8> Bytes64 for Bytes<MUL> {
     type Acc = [int32x4_t; 4];
     type Lanes = Neon;
     type Table = int8x16_t;
+    type Register = Quarter<MUL>;
     const LOOKUP_BIAS: i32 = 0;
     const INT8_BIAS: i32 = 0;
 
@@ -101,6 +103,10 @@ impl<const MUL: u8> Bytes64 for Bytes<MUL> {
     #[inline(always)]
     unsafe fn acc(start: i32) -> Self::Acc {
         unsafe { [vreinterpretq_s32_s64(vdupq_n_s64(i64::from(start as u32))); 4] }
+    }
+    #[inline(always)]
+    unsafe fn load_acc(p: *const i32) -> Self::Acc {
+        unsafe { [vld1q_s32(p), vld1q_s32(p.add(4)), vld1q_s32(p.add(8)), vld1q_s32(p.add(12))] }
     }
     #[inline(always)]
     unsafe fn dot(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc {
@@ -159,6 +165,96 @@ impl<const MUL: u8> Bytes64 for Bytes<MUL> {
                 [Self::row_sums(a[0], b[0]), Self::row_sums(a[1], b[1])]
             }
         }
+    }
+}
+
+/// A quarter of the bytes: 2 rows by 8 columns.
+#[derive(Clone, Copy)]
+pub struct Quarter<const MUL: u8>(uint8x16_t);
+
+impl<const MUL: u8> Quarter<MUL> {
+    /// The low four bits, and above them the bits of `plane` from `bit` on that are in `mask`.
+    #[inline(always)]
+    unsafe fn index(self, plane: Self, bit: usize, mask: u8) -> uint8x16_t {
+        unsafe {
+            let high = vshlq_u8(plane.0, vdupq_n_s8(4 - bit as i8));
+            vandq_u8(vbslq_u8(vdupq_n_u8(15), self.0, high), vdupq_n_u8(mask))
+        }
+    }
+}
+
+impl<const MUL: u8> Shuffles for Quarter<MUL> {
+    #[inline(always)]
+    unsafe fn low_nibbles(self) -> Self {
+        unsafe { Quarter(vandq_u8(self.0, vdupq_n_u8(15))) }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(self) -> Self {
+        unsafe { Quarter(vshrq_n_u8::<4>(self.0)) }
+    }
+    #[inline(always)]
+    unsafe fn previous(self) -> Self {
+        unsafe { Quarter(vextq_u8::<15>(self.0, self.0)) }
+    }
+    #[inline(always)]
+    unsafe fn shuffle(self, table: &'static [u8; 16]) -> Self {
+        unsafe { Quarter(vqtbl1q_u8(vld1q_u8(table.as_ptr()), self.0)) }
+    }
+    #[inline(always)]
+    unsafe fn xor(self, b: Self) -> Self {
+        unsafe { Quarter(veorq_u8(self.0, b.0)) }
+    }
+}
+
+impl<const MUL: u8> Register for Quarter<MUL> {
+    const BYTES: usize = 16;
+    type Acc = int32x4_t;
+    type Levels = uint8x16x4_t;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> Self {
+        unsafe { Quarter(vld1q_u8(p)) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut u8) {
+        unsafe { vst1q_u8(p, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn levels<const BITS: usize>(table: *const i8) -> Self::Levels {
+        let p = table.cast::<u8>();
+        unsafe { uint8x16x4_t(vld1q_u8(p), vld1q_u8(p.add(16)), vld1q_u8(p.add(32)), vld1q_u8(p.add(48))) }
+    }
+    #[inline(always)]
+    unsafe fn pairs<const BITS: usize>(coded: Self, free: Self, half: usize) -> [Self; 2] {
+        unsafe { pairs_by_shuffles::<BITS, Self>(coded, free, half) }
+    }
+    #[inline(always)]
+    unsafe fn high_half(self) -> Self {
+        unsafe { Quarter(vshrq_n_u8::<4>(self.0)) }
+    }
+    #[inline(always)]
+    unsafe fn lookup16(self, levels: Self::Levels) -> Self {
+        unsafe { Quarter(vqtbl1q_u8(levels.0, self.low_nibbles().0)) }
+    }
+    #[inline(always)]
+    unsafe fn lookup32(self, plane: Self, bit: usize, levels: Self::Levels) -> Self {
+        unsafe { Quarter(vqtbl2q_u8(uint8x16x2_t(levels.0, levels.1), self.index(plane, bit, 31))) }
+    }
+    #[inline(always)]
+    unsafe fn lookup64(self, plane: Self, bit: usize, levels: Self::Levels) -> Self {
+        unsafe { Quarter(vqtbl4q_u8(levels, self.index(plane, bit, 63))) }
+    }
+    #[inline(always)]
+    unsafe fn acc(start: i32) -> Self::Acc {
+        unsafe { vreinterpretq_s32_s64(vdupq_n_s64(i64::from(start as u32))) }
+    }
+    #[inline(always)]
+    unsafe fn dot(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc {
+        unsafe { multiply::<MUL>(acc, vreinterpretq_s8_u8(weights.0), vcombine_s8(vld1_s8(x), vld1_s8(x))) }
+    }
+    #[inline(always)]
+    unsafe fn store_acc(acc: Self::Acc, p: *mut i32) {
+        unsafe { vst1q_s32(p, acc) }
     }
 }
 

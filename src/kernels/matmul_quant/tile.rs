@@ -1,5 +1,6 @@
 //! Sixty-four logical bytes: 8 rows by 8 columns of int8 weights, on every instruction set.
 
+use super::trellis::Register;
 use crate::kernels::vector::Lanes;
 
 /// Byte `r * 8 + k` belongs to row `r` and column `k`.
@@ -12,6 +13,8 @@ pub trait Bytes64: Copy {
     type Lanes: Lanes;
     /// A table of 16 int8 levels, ready for [`Bytes64::lookup`].
     type Table: Copy;
+    /// A native register, for trellis codes.
+    type Register: Register;
     /// What [`Bytes64::lookup`] adds to levels, so that weights are unsigned where the multiplier wants that.
     const LOOKUP_BIAS: i32;
     /// The same for [`Bytes64::dot_int8`], which adds it itself.
@@ -30,6 +33,8 @@ pub trait Bytes64: Copy {
     unsafe fn lookup(self, table: Self::Table) -> Self;
     /// An accumulator whose every row sums to `start`.
     unsafe fn acc(start: i32) -> Self::Acc;
+    /// An accumulator from its sixteen lanes, which registers have stored.
+    unsafe fn load_acc(p: *const i32) -> Self::Acc;
     /// Adds the products of looked-up weights with eight activations at `x`.
     unsafe fn dot(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc;
     /// Adds the products of int8 weights (not -128) with eight activations at `x` (not -128).

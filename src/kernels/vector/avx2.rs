@@ -1,6 +1,6 @@
 //! Lanes as two 256-bit registers.
 
-use super::Lanes;
+use super::{Lanes, SCALE_SHIFT};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -40,6 +40,16 @@ unsafe fn hadamard8(x: __m256) -> __m256 {
     }
 }
 
+/// [`Lanes::load_scales`] for eight.
+#[inline(always)]
+unsafe fn scales8(p: *const u8, base: u32) -> __m256 {
+    unsafe {
+        let codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+        let bits = _mm256_add_epi32(_mm256_slli_epi32::<{ SCALE_SHIFT as i32 }>(codes), _mm256_set1_epi32(base as i32));
+        _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_cmpgt_epi32(codes, _mm256_setzero_si256())))
+    }
+}
+
 impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -67,6 +77,10 @@ impl Lanes for Avx2 {
                 |p: *const u16| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))));
             Avx2(half(p), half(p.add(8)))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_scales(p: *const u8, base: u32) -> Self {
+        unsafe { Avx2(scales8(p, base), scales8(p.add(8), base)) }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {

@@ -1,6 +1,6 @@
 //! Lanes as one 512-bit register.
 
-use super::Lanes;
+use super::{Lanes, SCALE_SHIFT};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -33,6 +33,14 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> Self {
         unsafe { Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))))) }
+    }
+    #[inline(always)]
+    unsafe fn load_scales(p: *const u8, base: u32) -> Self {
+        unsafe {
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+            let bits = _mm512_add_epi32(_mm512_slli_epi32::<SCALE_SHIFT>(codes), _mm512_set1_epi32(base as i32));
+            Avx512(_mm512_castsi512_ps(_mm512_maskz_mov_epi32(_mm512_test_epi32_mask(codes, codes), bits)))
+        }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {

@@ -22,6 +22,9 @@ pub use neon::Neon;
 /// Number of logical lanes.
 pub const LANES: usize = 16;
 
+/// Where the code of a one-byte scale is added to the bits of an f32, see `quant::trellis::ScaleCode`.
+const SCALE_SHIFT: u32 = 19;
+
 /// Sixteen f32 values.
 #[allow(clippy::missing_safety_doc)] // the module text is the contract
 pub trait Lanes: Copy {
@@ -32,6 +35,8 @@ pub trait Lanes: Copy {
     unsafe fn store(self, p: *mut f32);
     unsafe fn load_f16(p: *const u16) -> Self;
     unsafe fn load_bf16(p: *const u16) -> Self;
+    /// The values with the bits `base + (code << 19)`, and zero for code 0.
+    unsafe fn load_scales(p: *const u8, base: u32) -> Self;
     /// Rounds to nearest even, as `half` does.
     unsafe fn store_f16(self, p: *mut u16);
     unsafe fn load_i8(p: *const i8) -> Self;
@@ -153,6 +158,12 @@ pub mod tests {
             let bits: [u16; 16] = std::array::from_fn(|i| half::bf16::from_f32(x[i]).to_bits());
             L::load_bf16(bits.as_ptr()).store(back.as_mut_ptr());
             assert_eq!(back, bits.map(|b| half::bf16::from_bits(b).to_f32()));
+            let scales = crate::quant::trellis::ScaleCode::for_largest(0.37);
+            for first in 0..=240u8 {
+                let bytes: [u8; 16] = std::array::from_fn(|i| first + i as u8);
+                L::load_scales(bytes.as_ptr(), scales.base).store(back.as_mut_ptr());
+                assert_eq!(back, bytes.map(|b| scales.value(b)));
+            }
             let bytes: [i8; 16] = std::array::from_fn(|i| (i as i8 - 8) * 16);
             L::load_i8(bytes.as_ptr()).store(back.as_mut_ptr());
             assert_eq!(back, bytes.map(f32::from));

@@ -1,6 +1,6 @@
 //! Lanes as four 128-bit registers.
 
-use super::Lanes;
+use super::{Lanes, SCALE_SHIFT};
 use std::arch::aarch64::*;
 
 #[derive(Clone, Copy)]
@@ -47,6 +47,16 @@ impl Lanes for Neon {
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> Self {
         Neon(std::array::from_fn(|i| unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p.add(4 * i)))) }))
+    }
+    #[inline(always)]
+    unsafe fn load_scales(p: *const u8, base: u32) -> Self {
+        Neon(std::array::from_fn(|i| unsafe {
+            let codes = vld1q_u8(p);
+            let codes = if i < 2 { vmovl_u8(vget_low_u8(codes)) } else { vmovl_high_u8(codes) };
+            let codes = if i % 2 == 0 { vmovl_u16(vget_low_u16(codes)) } else { vmovl_high_u16(codes) };
+            let bits = vaddq_u32(vshlq_n_u32::<{ SCALE_SHIFT as i32 }>(codes), vdupq_n_u32(base));
+            vreinterpretq_f32_u32(vandq_u32(bits, vtstq_u32(codes, codes)))
+        }))
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {

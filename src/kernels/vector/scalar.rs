@@ -1,6 +1,6 @@
 //! Lanes as a plain array.
 
-use super::{LANES, Lanes};
+use super::{LANES, Lanes, SCALE_SHIFT};
 
 #[derive(Clone, Copy)]
 pub struct Scalar([f32; LANES]);
@@ -38,6 +38,12 @@ impl Lanes for Scalar {
     unsafe fn load_bf16(p: *const u16) -> Self {
         let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
         Scalar(bits.map(|b| f32::from_bits(u32::from(b) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn load_scales(p: *const u8, base: u32) -> Self {
+        let codes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
+        let value = |code: u8| f32::from_bits(base.wrapping_add(u32::from(code) << SCALE_SHIFT));
+        Scalar(codes.map(|code| if code == 0 { 0.0 } else { value(code) }))
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
