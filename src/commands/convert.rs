@@ -6,6 +6,7 @@ use super::terminal::{self, Terminal};
 use cactus::error::Error;
 use cactus::model::Bundle;
 use cactus::model::convert::Report;
+use cactus::quant::Code;
 use serde_json::json;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,15 @@ pub struct Args {
     /// What rounding below 8 bits is fitted to: auto (text that comes with the program), none, or a text file
     #[arg(long, default_value = "auto", value_name = "auto|none|FILE")]
     calibrate: String,
+    /// Tokens of text that rounding is fitted to
+    #[arg(long, default_value_t = model_options::SAMPLE_TOKENS)]
+    calibrate_tokens: usize,
+    /// How codes of 1 to 4 bits become levels: trellis (smaller error) or scalar (fewer instructions)
+    #[arg(long, default_value = "trellis", value_parser = ["trellis", "scalar"])]
+    code: String,
+    /// How far weights make up for the errors of layers before them, 0 to 1, or off
+    #[arg(long, default_value_t = model_options::SHARE.to_string(), value_parser = parse_share, hide = true)]
+    sequential: String,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -50,7 +60,15 @@ pub fn run(args: &Args) -> Outcome {
         "none" => Calibrate::None,
         file => Calibrate::File(file.into()),
     };
-    let report = model_options::convert(&found, &target, &Wanted { bits, head_bits, calibrate }, &mut terminal)?;
+    let wanted = Wanted {
+        bits,
+        head_bits,
+        code: if args.code == "scalar" { Code::Scalar } else { Code::Trellis },
+        calibrate,
+        tokens: args.calibrate_tokens,
+        sequential: args.sequential.parse().ok(),
+    };
+    let report = model_options::convert(&found, &target, &wanted, &mut terminal)?;
     let seconds = begin.elapsed().as_secs_f64();
     if args.json {
         terminal::print(&format!("{}\n", as_json(&report, &target, seconds)))
@@ -59,6 +77,15 @@ pub fn run(args: &Args) -> Outcome {
     } else {
         terminal::print(&as_table(&report, &target, seconds))
     }
+}
+
+fn parse_share(text: &str) -> Result<String, String> {
+    match text.parse::<f32>() {
+        _ if text == "off" => {}
+        Ok(share) if (0.0..=1.0).contains(&share) => {}
+        _ => return Err("a number from 0 to 1, or off".to_owned()),
+    }
+    Ok(text.to_owned())
 }
 
 fn as_table(report: &Report, target: &Path, seconds: f64) -> String {

@@ -13,6 +13,7 @@ use cactus::model::calibrate::SAMPLE;
 use cactus::model::convert::{self, Options, Report};
 use cactus::model::import::Checkpoint;
 use cactus::model::{Bundle, bundle};
+use cactus::quant::Code;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -102,7 +103,7 @@ impl ModelArgs {
         let _lock = cache::Lock::for_bundle(&target, &mut |event| show(event, terminal))?;
         let changed = found.source == hub::Source::Local && newer(&found.path, &target);
         if changed || !usable(&target) {
-            convert(&found, &target, &Wanted { bits, ..Wanted::default() }, terminal)?;
+            convert(&found, &target, &Wanted::new(bits), terminal)?;
         }
         cache::touch(&target);
         Ok(target)
@@ -143,12 +144,25 @@ pub fn find(name: &str, terminal: &mut Terminal) -> Result<hub::Found> {
 }
 
 /// What to convert to.
-#[derive(Default)]
 pub struct Wanted {
     pub bits: u32,
     pub head_bits: Option<u32>,
+    pub code: Code,
     pub calibrate: Calibrate,
+    pub tokens: usize,
+    pub sequential: Option<f32>,
 }
+
+impl Wanted {
+    /// What `cactus run` makes when it finds nothing.
+    pub fn new(bits: u32) -> Self {
+        let calibrate = Calibrate::Auto;
+        Wanted { bits, head_bits: None, code: Code::Trellis, calibrate, tokens: SAMPLE_TOKENS, sequential: Some(SHARE) }
+    }
+}
+
+/// How far weights make up for errors of earlier layers.
+pub const SHARE: f32 = 0.5;
 
 /// What rounding is fitted to.
 #[derive(Clone, Debug, Default)]
@@ -162,20 +176,20 @@ pub enum Calibrate {
 }
 
 /// Tokens of sample text, and of each piece.
-const SAMPLE_TOKENS: usize = 4096;
+pub const SAMPLE_TOKENS: usize = 4096;
 const PIECE_TOKENS: usize = 512;
 
 /// Sample text as token ids, in pieces that begin as texts for this model do.
-fn sample(checkpoint: &Checkpoint, text: &str) -> Result<Vec<Vec<u32>>> {
+fn sample(checkpoint: &Checkpoint, text: &str, tokens: usize) -> Result<Vec<Vec<u32>>> {
     let files = &checkpoint.tokenizer;
     let tokenizer = Tokenizer::from_text(&files.tokenizer_json, &files.config, checkpoint.generation.as_ref())?;
     let begin = tokenizer.bos().filter(|_| tokenizer.wants_bos());
     // No more text than could be needed.
-    let some: String = text.chars().take(SAMPLE_TOKENS * 16).collect();
+    let some: String = text.chars().take(tokens * 16).collect();
     let ids = tokenizer.encode(&some, false)?;
     let room = PIECE_TOKENS - usize::from(begin.is_some());
     let piece = |ids: &[u32]| begin.into_iter().chain(ids.iter().copied()).collect();
-    Ok(ids[..ids.len().min(SAMPLE_TOKENS)].chunks(room).map(piece).collect())
+    Ok(ids[..ids.len().min(tokens)].chunks(room).map(piece).collect())
 }
 
 /// Converts a found checkpoint.
@@ -185,10 +199,10 @@ pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mu
     let calibration = match &wanted.calibrate {
         Calibrate::None => Vec::new(),
         _ if bits > 4 => Vec::new(),
-        Calibrate::Auto => sample(&checkpoint, SAMPLE)?,
+        Calibrate::Auto => sample(&checkpoint, SAMPLE, wanted.tokens)?,
         Calibrate::File(path) => {
             let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, &e))?;
-            sample(&checkpoint, &text)?
+            sample(&checkpoint, &text, wanted.tokens)?
         }
     };
     let name = match found.source {
@@ -196,8 +210,9 @@ pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mu
         hub::Source::Local => found.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
         _ => found.name.clone(),
     };
-    let options =
-        Options { bits, head_bits: wanted.head_bits, calibration, source: Provenance { name, revision: found.revision.clone() } };
+    let source = Provenance { name, revision: found.revision.clone() };
+    let (code, sequential) = (wanted.code, wanted.sequential);
+    let options = Options { bits, head_bits: wanted.head_bits, code, calibration, sequential, source };
     let what = format!("converting to {bits} bits");
     terminal::catch_interrupts();
     let report = convert::convert(&checkpoint, target, &options, &mut |event| {

@@ -7,10 +7,9 @@
 
 use super::variant::{Level, variants};
 use super::vector::{LANES, Lanes};
+use crate::quant::encode_trellis::{CODED, VALUES};
 use crate::quant::trellis::{MEMORY, STATES, STEPS, TABLE, parities, window_index};
 
-/// Values of a search: [`STEPS`] steps of sixteen lanes.
-pub const VALUES: usize = STEPS * LANES;
 /// f32 elements of scratch memory.
 const SCRATCH: usize = 2 * STATES * LANES;
 
@@ -107,9 +106,6 @@ pub struct Job<'a> {
     /// weighs little.
     pub scales: &'a [f32; VALUES],
 }
-
-/// A choice: the index of the level in the low six bits, the coded bit in the highest.
-pub const CODED: u8 = 0x80;
 
 #[inline(always)]
 unsafe fn search_lanes<const BITS: usize, L: Lanes>(job: &Job, out: &mut [u8; VALUES]) {

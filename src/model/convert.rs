@@ -2,21 +2,19 @@
 
 use super::bundle::{self, FORMAT_VERSION, Manifest, Provenance, Quantiser, TensorEntry};
 use super::calibrate::Calibration;
+use super::encoder::{Aim, Encoder};
 use super::families::{self, Role, TensorPlan};
 use super::import::Checkpoint;
-use super::source::{plain, read_rows, unquantised};
+use super::source::unquantised;
 use super::staging::Staging;
 use crate::error::{Error, Result};
 use crate::hub::cache::check_room;
-use crate::kernels::matmul_float::{FloatMatrix, MatMulFloat};
-use crate::kernels::{Level, Pool};
-use crate::quant::encode::{Product, SquareError, encode_tile};
-use crate::quant::feedback::Feedback;
-use crate::quant::format::{ALIGN, TILE_ROWS};
+use crate::quant::encode::SquareError;
+use crate::quant::encode_trellis::BAND_ROWS;
+use crate::quant::format::ALIGN;
 use crate::quant::{Code, CqLayout, Format};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -26,17 +24,16 @@ use std::path::{Path, PathBuf};
 pub struct Options {
     /// 1, 2, 3, 4 or 8: quantised; 16: stored as it is (f32 sources as f16).
     pub bits: u32,
-    /// The same choice for embedding table and output head; `None`: see [`head_bits`].
+    /// The same choice for embedding table and output head; `None`: as `bits`, but 8 where rounding is plain.
     pub head_bits: Option<u32>,
+    /// How codes of 1 to 4 bits become levels.
+    pub code: Code,
     /// Token ids of sample texts to measure inputs on; empty: plain rounding. Has no effect from 8 bits on.
     pub calibration: Vec<Vec<u32>>,
+    /// How far weights make up for the errors of layers before them, 0 to 1; `None`: not at all, and inputs are
+    /// measured on the original model.
+    pub sequential: Option<f32>,
     pub source: Provenance,
-}
-
-/// Bits of embedding and head when nothing else is asked for: the head sees every error of the layers
-/// below once more, and plain rounding there costs more than it saves.
-pub fn head_bits(bits: u32) -> u32 {
-    if bits < 8 { 8 } else { bits }
 }
 
 /// What happens while converting. An error from the handler ends the conversion, and nothing is left of it.
@@ -117,18 +114,31 @@ pub fn convert(
     out.write(&header(&plan.tensors, &formats)?)?;
     let mut reports = Vec::new();
     let mut calibration = match options.bits {
-        1..=4 if !options.calibration.is_empty() => Some(Calibration::start(checkpoint, &plan, &options.calibration)?),
+        1..=4 if !options.calibration.is_empty() => {
+            Some(Calibration::new(checkpoint, &plan, &options.calibration, options.sequential.is_some())?)
+        }
         _ => None,
     };
-    let mut layers = 0;
-    let mut feedback = BTreeMap::new();
     for (tensor, format) in plan.tensors.iter().zip(formats) {
-        if let Some(calibration) = calibration.as_mut().filter(|_| tensor.name.starts_with(&format!("layers.{layers}."))) {
-            feedback = calibration.layer(layers)?;
-            layers += 1;
+        let mut factors = None;
+        if let (Some(calibration), Some(layout)) = (&mut calibration, CqLayout::new(format, tensor.rows, tensor.cols)) {
+            factors = match tensor.role {
+                Role::Embedding if plan.spec.tied => Some(calibration.tied_head(&layout)?),
+                Role::Head => Some(calibration.head(&layout)?),
+                _ => calibration.factors(&tensor.name, &layout)?,
+            };
         }
-        let report = write_tensor(checkpoint, tensor, format, feedback.get(&tensor.name), &mut out, on_event)?;
+        let mut kept = calibration.is_some().then(Vec::new);
+        let aim = factors.as_ref().map(|factors| Aim { factors, share: options.sequential });
+        let report = write_tensor(checkpoint, tensor, format, aim, &mut out, &mut kept, on_event)?;
         out.write(&vec![0; report.bytes.next_multiple_of(ALIGN) - report.bytes])?;
+        if let (Some(calibration), Some(kept)) = (&mut calibration, kept) {
+            match tensor.role {
+                Role::Embedding => calibration.embedded(format, &kept)?,
+                Role::Matrix => calibration.stored(tensor, format, &kept),
+                Role::Head | Role::Vector => {}
+            }
+        }
         reports.push(report);
     }
     let weights_sha256 = out.finish()?;
@@ -136,7 +146,8 @@ pub fn convert(
 
     let entry =
         |t: &TensorReport| TensorEntry { format: t.format, rows: t.rows, cols: t.cols, relative_error: t.error.relative() };
-    let widths = report.tensors.iter().filter(|t| t.format.is_quantised() && t.format.bits() <= 4).map(|t| t.format.bits());
+    let scalar = |f: Format| f.is_quantised() && f.bits() <= 4 && f.code() == Code::Scalar;
+    let widths = report.tensors.iter().map(|t| t.format).filter(|f| scalar(*f)).map(Format::bits);
     let manifest = Manifest {
         format_version: FORMAT_VERSION,
         written_by: format!("cactus {}", env!("CARGO_PKG_VERSION")),
@@ -145,7 +156,7 @@ pub fn convert(
         quantiser: Quantiser {
             bits: options.bits,
             bits_per_weight: report.bits_per_weight(),
-            calibration_tokens: if layers > 0 { options.calibration.iter().map(Vec::len).sum() } else { 0 },
+            calibration_tokens: if calibration.is_some() { options.calibration.iter().map(Vec::len).sum() } else { 0 },
             rotation_signs: bundle::rotation_signs(),
             codebooks: widths.map(|b| (b.to_string(), bundle::codebook_levels(b))).collect(),
         },
@@ -173,7 +184,9 @@ fn json<T: serde::Serialize>(value: &T) -> String {
 
 /// The format of a bundle tensor.
 fn format(tensor: &TensorPlan, checkpoint: &Checkpoint, options: &Options) -> Result<Format> {
-    let head = options.head_bits.unwrap_or_else(|| head_bits(options.bits));
+    // Plain rounding of the head costs more than it saves.
+    let plain = options.calibration.is_empty() && options.bits < 8;
+    let head = options.head_bits.unwrap_or(if plain { 8 } else { options.bits });
     let bits = match tensor.role {
         Role::Vector => return Ok(Format::F32),
         Role::Matrix => options.bits,
@@ -182,7 +195,7 @@ fn format(tensor: &TensorPlan, checkpoint: &Checkpoint, options: &Options) -> Re
     if bits == 16 {
         return unquantised(tensor, checkpoint);
     }
-    Format::cq(bits, Code::Scalar)
+    Format::cq(bits, options.code)
         .ok_or_else(|| Error::usage(format!("{bits} bits are not supported (supported: 1, 2, 3, 4, 8, 16)")))
 }
 
@@ -218,20 +231,17 @@ fn header(tensors: &[TensorPlan], formats: &[Format]) -> Result<Vec<u8>> {
     Ok(header)
 }
 
+/// Writes a tensor; its bytes are added to `kept` as well.
 fn write_tensor(
     checkpoint: &Checkpoint,
     tensor: &TensorPlan,
     format: Format,
-    feedback: Option<&Feedback>,
+    aim: Option<Aim>,
     out: &mut Output,
+    kept: &mut Option<Vec<u8>>,
     on_event: &mut dyn FnMut(Event) -> Result<()>,
 ) -> Result<TensorReport> {
-    let (kernel, alone) = (MatMulFloat::select(Level::best(None)), Pool::new(1));
-    let product = |outer: &[f32], errors: &[f32], later: usize, sums: &mut [f32]| {
-        kernel.run(&alone, FloatMatrix::F32(outer), later, errors, None, sums);
-    };
     let layout = CqLayout::new(format, tensor.rows, tensor.cols);
-    let tiles = tensor.rows.div_ceil(TILE_ROWS);
     let mut report = TensorReport {
         name: tensor.name.clone(),
         rows: tensor.rows,
@@ -241,29 +251,24 @@ fn write_tensor(
         error: SquareError::default(),
         padded: layout.is_some_and(|l| l.padded_cols() != l.cols),
     };
-    // Enough tiles at a time to keep all cores busy, few enough to stay small.
-    let batch = (4 * rayon::current_num_threads()).min((64 << 20) / (TILE_ROWS * tensor.cols * 4)).max(1);
-    for start in (0..tiles).step_by(batch) {
-        let one = |tile: usize| -> Result<(Vec<u8>, SquareError)> {
-            let rows = tile * TILE_ROWS..((tile + 1) * TILE_ROWS).min(tensor.rows);
-            let mut values = vec![0.0f32; rows.len() * tensor.cols];
-            read_rows(checkpoint, tensor, rows, &mut values)?;
-            Ok(match &layout {
-                Some(layout) => {
-                    let mut bytes = vec![0; layout.tile_bytes()];
-                    let error = encode_tile(layout, &values, feedback.map(|f| (f, &product as Product)), &mut bytes);
-                    (bytes, error)
-                }
-                None => plain(format, &values),
-            })
-        };
+    let mut write = |bytes: &[u8]| -> Result<()> {
+        report.bytes += bytes.len();
+        kept.iter_mut().for_each(|kept| kept.extend_from_slice(bytes));
+        out.write(bytes)
+    };
+    let encoder = Encoder::new(checkpoint, tensor, format, aim)?;
+    write(&encoder.header())?;
+    // Enough bands at a time to keep all cores busy, few enough to stay small.
+    let bands = tensor.rows.div_ceil(BAND_ROWS);
+    let batch = (2 * rayon::current_num_threads()).min((64 << 20) / (BAND_ROWS * tensor.cols * 4)).max(1);
+    for start in (0..bands).step_by(batch) {
+        let band = |band: usize| encoder.rows(band * BAND_ROWS..((band + 1) * BAND_ROWS).min(tensor.rows));
         let done: Vec<(Vec<u8>, SquareError)> =
-            (start..tiles.min(start + batch)).into_par_iter().map(one).collect::<Result<_>>()?;
-        for (tile, (bytes, error)) in done.into_iter().enumerate() {
-            out.write(&bytes)?;
-            report.bytes += bytes.len();
+            (start..bands.min(start + batch)).into_par_iter().map(band).collect::<Result<_>>()?;
+        for (band, (bytes, error)) in done.into_iter().enumerate() {
+            write(&bytes)?;
             report.error += error;
-            let rows = TILE_ROWS.min(tensor.rows - (start + tile) * TILE_ROWS);
+            let rows = BAND_ROWS.min(tensor.rows - (start + band) * BAND_ROWS);
             on_event(Event::Advance((rows * tensor.cols) as u64))?;
         }
     }

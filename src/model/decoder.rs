@@ -1,6 +1,6 @@
 //! From a [`Decoder`] spec and its weights to a computation graph.
 
-use super::spec::{Decoder, Layer, Mixer, Mlp, NormPlacement};
+use super::spec::{Decoder, Mixer, Mlp, NormPlacement};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, RopeTable, Weight, WeightId};
 use crate::kernels::attention::AttentionShape;
@@ -26,8 +26,8 @@ pub fn graph(spec: &Decoder, logits: Logits, find: Find) -> Result<Graph> {
     if spec.embed_scale != 1.0 {
         x = g.scale(x, spec.embed_scale);
     }
-    for (i, layer) in spec.layers.iter().enumerate() {
-        x = add_layer(&mut g, spec, i, layer, x, &angles, find)?.0;
+    for i in 0..spec.layers.len() {
+        x = add_layer(&mut g, spec, i, x, &angles, find)?;
     }
     if logits == Logits::Last {
         x = g.last_row(x);
@@ -43,25 +43,31 @@ pub fn graph(spec: &Decoder, logits: Logits, find: Find) -> Result<Graph> {
     Ok(g)
 }
 
-/// What the matrix products of a layer are applied to.
-#[derive(Clone, Copy, Debug)]
-pub struct ProductInputs {
-    pub qkv: NodeId,
-    pub out: NodeId,
-    pub gate_up: NodeId,
-    pub down: NodeId,
+/// Part of a layer. In order: the residual stream goes through [`Piece::AttentionNorm`] to [`Piece::Out`] and
+/// the result is added to it; then the same with [`Piece::MlpNorm`] to [`Piece::Down`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Stream to the input of the query, key and value product.
+    AttentionNorm,
+    /// That product and attention: to the input of the output product.
+    Attention,
+    /// To what is added to the stream.
+    Out,
+    /// Stream to the input of the gate and up product.
+    MlpNorm,
+    /// To the input of the down product.
+    Gate,
+    /// To what is added to the stream.
+    Down,
 }
 
-/// Layer `i` alone, from rows of the residual stream. Outputs: the stream after the layer, then the inputs
-/// of its products in the order of [`ProductInputs`].
-pub fn layer_graph(spec: &Decoder, i: usize, find: Find) -> Result<Graph> {
+/// A piece alone; `cols` is the width of its input.
+pub fn piece_graph(spec: &Decoder, i: usize, piece: Piece, cols: usize, find: Find) -> Result<Graph> {
     let mut g = Graph::default();
     let angles = angles(&mut g, spec);
-    let x = g.rows_input(spec.dim);
-    let (x, inputs) = add_layer(&mut g, spec, i, &spec.layers[i], x, &angles, find)?;
-    for node in [x, inputs.qkv, inputs.out, inputs.gate_up, inputs.down] {
-        g.output(node);
-    }
+    let x = g.rows_input(cols);
+    let out = add_piece(&mut g, spec, i, piece, x, &angles, find)?;
+    g.output(out);
     Ok(g)
 }
 
@@ -71,55 +77,63 @@ fn angles(g: &mut Graph, spec: &Decoder) -> Vec<NodeId> {
     tables.iter().map(|&table| g.rope_angles(table)).collect()
 }
 
-fn add_layer(
-    g: &mut Graph,
-    spec: &Decoder,
-    i: usize,
-    layer: &Layer,
-    x: NodeId,
-    angles: &[NodeId],
-    find: Find,
-) -> Result<(NodeId, ProductInputs)> {
-    let eps = spec.norm_eps;
+fn add_layer(g: &mut Graph, spec: &Decoder, i: usize, x: NodeId, angles: &[NodeId], find: Find) -> Result<NodeId> {
+    let mut stream = x;
+    for half in [[Piece::AttentionNorm, Piece::Attention, Piece::Out], [Piece::MlpNorm, Piece::Gate, Piece::Down]] {
+        let mut x = stream;
+        for piece in half {
+            x = add_piece(g, spec, i, piece, x, angles, find)?;
+        }
+        stream = g.add(stream, x)?;
+    }
+    Ok(stream)
+}
+
+fn add_piece(g: &mut Graph, spec: &Decoder, i: usize, piece: Piece, x: NodeId, angles: &[NodeId], find: Find) -> Result<NodeId> {
+    let (layer, eps) = (&spec.layers[i], spec.norm_eps);
     let part = |g: &mut Graph, part: &str| -> Result<WeightId> { Ok(g.weight(find(&format!("layers.{i}.{part}"))?)) };
-    let optional = |g: &mut Graph, wanted: bool, name: &str| if wanted { part(g, name).map(Some) } else { Ok(None) };
-    let sandwich = layer.norms == NormPlacement::Sandwich;
-
+    let product = |g: &mut Graph, x: NodeId, bias: bool, name: &str| {
+        let w = part(g, name)?;
+        let b = if bias { Some(part(g, &format!("{name}.bias"))?) } else { None };
+        g.matmul(x, w, b)
+    };
+    let norm = |g: &mut Graph, x: NodeId, name: &str| {
+        let w = part(g, name)?;
+        g.rms_norm(x, w, eps)
+    };
+    let after = |g: &mut Graph, x: NodeId, name: &str| match layer.norms {
+        NormPlacement::Pre => Ok(x),
+        NormPlacement::Sandwich => norm(g, x, name),
+    };
     let Mixer::Attention { heads, kv_heads, head_dim, rope, window, qk_norm, qkv_bias, out_bias, scale, cap } = layer.mixer;
-    let norm = part(g, "attn.norm")?;
-    let qkv = g.rms_norm(x, norm, eps)?;
-    let (w, b) = (part(g, "attn.qkv")?, optional(g, qkv_bias, "attn.qkv.bias")?);
-    let mut h = g.matmul(qkv, w, b)?;
-    let keys = heads * head_dim;
-    if qk_norm {
-        let (q, k) = (part(g, "attn.q_norm")?, part(g, "attn.k_norm")?);
-        h = g.head_norm(h, q, eps, 0, heads)?;
-        h = g.head_norm(h, k, eps, keys, kv_heads)?;
-    }
-    if let Some(rope) = rope {
-        // Query and key heads stand side by side, so one step turns both.
-        h = g.rope(h, angles[rope], 0, heads + kv_heads, head_dim)?;
-    }
-    let out = g.attention(h, AttentionShape { heads, kv_heads, head_dim, scale, cap, window })?;
-    let (w, b) = (part(g, "attn.out")?, optional(g, out_bias, "attn.out.bias")?);
-    h = g.matmul(out, w, b)?;
-    if sandwich {
-        let norm = part(g, "attn.post_norm")?;
-        h = g.rms_norm(h, norm, eps)?;
-    }
-    let x = g.add(x, h)?;
-
     let Mlp::Gated { act, bias, .. } = layer.mlp;
-    let norm = part(g, "mlp.norm")?;
-    let gate_up = g.rms_norm(x, norm, eps)?;
-    let (w, b) = (part(g, "mlp.gate_up")?, optional(g, bias, "mlp.gate_up.bias")?);
-    let h = g.matmul(gate_up, w, b)?;
-    let down = g.gate(h, act)?;
-    let (w, b) = (part(g, "mlp.down")?, optional(g, bias, "mlp.down.bias")?);
-    let mut h = g.matmul(down, w, b)?;
-    if sandwich {
-        let norm = part(g, "mlp.post_norm")?;
-        h = g.rms_norm(h, norm, eps)?;
+    match piece {
+        Piece::AttentionNorm => norm(g, x, "attn.norm"),
+        Piece::Attention => {
+            let mut h = product(g, x, qkv_bias, "attn.qkv")?;
+            if qk_norm {
+                let (q, k) = (part(g, "attn.q_norm")?, part(g, "attn.k_norm")?);
+                h = g.head_norm(h, q, eps, 0, heads)?;
+                h = g.head_norm(h, k, eps, heads * head_dim, kv_heads)?;
+            }
+            if let Some(rope) = rope {
+                // Query and key heads stand side by side, so one step turns both.
+                h = g.rope(h, angles[rope], 0, heads + kv_heads, head_dim)?;
+            }
+            g.attention(h, AttentionShape { heads, kv_heads, head_dim, scale, cap, window })
+        }
+        Piece::Out => {
+            let h = product(g, x, out_bias, "attn.out")?;
+            after(g, h, "attn.post_norm")
+        }
+        Piece::MlpNorm => norm(g, x, "mlp.norm"),
+        Piece::Gate => {
+            let h = product(g, x, bias, "mlp.gate_up")?;
+            g.gate(h, act)
+        }
+        Piece::Down => {
+            let h = product(g, x, bias, "mlp.down")?;
+            after(g, h, "mlp.post_norm")
+        }
     }
-    Ok((g.add(x, h)?, ProductInputs { qkv, out, gate_up, down }))
 }

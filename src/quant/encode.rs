@@ -16,6 +16,17 @@ pub struct SquareError {
 }
 
 impl SquareError {
+    /// Of a rotated group `x` and its `difference` to what decodes; only the first `filled` columns in the
+    /// unrotated order count, the rest is padding.
+    pub(super) fn of_group(x: &[f32], difference: &mut [f32], filled: usize) -> Self {
+        if filled < x.len() {
+            unrotate(difference);
+        }
+        let squares = |x: &[f32]| x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+        // Padding is zero, so the rotation keeps all of the signal.
+        SquareError { signal: squares(x), noise: squares(&difference[..filled]) }
+    }
+
     /// Relative Frobenius error; 0 for an all-zero tensor.
     pub fn relative(&self) -> f64 {
         if self.signal > 0.0 { (self.noise / self.signal).sqrt() } else { 0.0 }
@@ -27,6 +38,17 @@ impl std::ops::AddAssign for SquareError {
         self.signal += other.signal;
         self.noise += other.noise;
     }
+}
+
+/// Rows rotated group by group, `[rows, padded_cols]`.
+pub fn rotated_rows(layout: &CqLayout, rows: &[f32]) -> Vec<f32> {
+    let padded = layout.padded_cols();
+    let mut out = vec![0.0f32; rows.len() / layout.cols * padded];
+    for (row, out) in rows.chunks_exact(layout.cols).zip(out.chunks_exact_mut(padded)) {
+        out[..layout.cols].copy_from_slice(row);
+        out.chunks_mut(GROUP).for_each(rotate);
+    }
+    out
 }
 
 /// `out [rows, later] = errors [rows, width] * outer^T` for `outer [later, width]`; handed in because the fast
@@ -41,11 +63,7 @@ pub fn encode_tile(layout: &CqLayout, rows: &[f32], feedback: Option<(&Feedback,
     assert_eq!(rows.len() % layout.cols, 0);
     let (count, padded) = (rows.len() / layout.cols, layout.padded_cols());
     assert!(count <= TILE_ROWS);
-    let mut weights = vec![0.0f32; count * padded];
-    for (row, out) in rows.chunks_exact(layout.cols).zip(weights.chunks_exact_mut(padded)) {
-        out[..layout.cols].copy_from_slice(row);
-        out.chunks_mut(GROUP).for_each(rotate);
-    }
+    let weights = rotated_rows(layout, rows);
     // What is rounded: the weights, and with feedback what earlier columns left over.
     let mut targets = weights.clone();
     let mut error = SquareError::default();
@@ -166,12 +184,7 @@ fn stored_error(bits: usize, x: &[f32], codes: &[u8], scale: half::bf16, filled:
     for ((d, x), c) in difference.iter_mut().zip(x).zip(codes) {
         *d = x - level(bits, *c) * scale.to_f32();
     }
-    if filled < x.len() {
-        unrotate(difference);
-    }
-    let squares = |x: &[f32]| x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-    // Padding is zero, so the rotation keeps all of the signal.
-    SquareError { signal: squares(x), noise: squares(&difference[..filled]) }
+    SquareError::of_group(x, difference, filled)
 }
 
 #[cfg(test)]

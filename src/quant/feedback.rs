@@ -4,14 +4,15 @@
 //! With `H` the second moment of the rotated inputs and `H = U D U^T`, `U` unit upper triangular, columns are
 //! rounded left to right, each after adding `sum_j E_j U[j][b]` over the errors `E` of those before it. This
 //! minimises `tr(E H E^T)` greedily (Chee et al., QuIP, <https://arxiv.org/abs/2307.13304>; the same as GPTQ,
-//! <https://arxiv.org/abs/2210.17323>).
+//! <https://arxiv.org/abs/2210.17323>). Trellis codes round the eight columns of a block at once; `U` then has
+//! identities for diagonal blocks and `D` is block diagonal.
 
-use super::format::{CqLayout, GROUP};
+use super::format::{BLOCK_COLS, Code, CqLayout, GROUP};
 use std::ops::Range;
 
 /// Groups of columns that exchange feedback at most; wider matrices are cut into spans, which bounds the
-/// memory for second moments to 16 MiB a span.
-const SPAN_GROUPS: usize = 16;
+/// memory for second moments to 100 MiB a span.
+const SPAN_GROUPS: usize = 40;
 
 /// The groups of each span of a matrix, as even as possible.
 pub fn spans(layout: &CqLayout) -> Vec<Range<usize>> {
@@ -26,6 +27,11 @@ pub fn columns(layout: &CqLayout, groups: &Range<usize>) -> Range<usize> {
     groups.start * GROUP..last * GROUP + layout.group_width(last)
 }
 
+/// Columns that are rounded at once.
+pub fn block_width(code: Code) -> usize {
+    if code == Code::Trellis { BLOCK_COLS } else { 1 }
+}
+
 /// Feedback coefficients of one matrix, group by group.
 #[derive(Debug, Default)]
 pub struct Feedback {
@@ -35,22 +41,23 @@ pub struct Feedback {
 /// Coefficients from the columns of one group.
 #[derive(Debug)]
 pub struct GroupFeedback {
-    /// `[width, width]`: element `[b][c]` takes the error of column `b` to column `c > b` of the group.
+    /// `[width, width]`: element `[b][c]` takes the error of column `b` to column `c` of a later block of the group.
     pub inner: Vec<f32>,
     /// `[later columns of the span, width]`: element `[c][b]` takes the error of column `b` to later column `c`.
     pub outer: Vec<f32>,
 }
 
 impl Feedback {
-    /// Adds the groups of a span from its unit upper triangular factor; `u(j, b)` is element `U[j][b]`, columns
-    /// counted from the start of the span. Spans come in order.
+    /// Adds the groups of a span from `U`; `u(j, b)` is element `U[j][b]`, columns counted from the start of
+    /// the span. Spans come in order.
     pub fn push_span(&mut self, layout: &CqLayout, groups: Range<usize>, u: &dyn Fn(usize, usize) -> f32) {
+        let block = block_width(layout.code);
         let span = columns(layout, &groups);
         for group in groups {
             let (first, width) = (group * GROUP - span.start, layout.group_width(group));
             let mut inner = vec![0.0; width * width];
             for b in 0..width {
-                for c in b + 1..width {
+                for c in (b / block + 1) * block..width {
                     inner[b * width + c] = u(first + b, first + c);
                 }
             }

@@ -7,6 +7,7 @@
 pub mod codebook;
 pub mod decode;
 pub mod encode;
+pub mod encode_trellis;
 pub mod feedback;
 pub mod format;
 pub mod pack;
