@@ -2,6 +2,7 @@
 
 mod likeness;
 mod report;
+mod tasks;
 
 use super::Outcome;
 use super::model_options::{EngineArgs, ModelArgs, memory_warning};
@@ -12,6 +13,7 @@ use cactus::model::Bundle;
 use likeness::{Likeness, Material};
 use report::Row;
 use std::path::{Path, PathBuf};
+use tasks::Questions;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -58,31 +60,65 @@ struct MaterialArgs {
     /// Tokens of a chunk [default: 512], or of a chat at most [default: 4096, or the model's limit]
     #[arg(long, value_name = "TOKENS")]
     ctx: Option<usize>,
+    /// Ask questions: a JSON object a line with a prompt and what is right; see docs/evaluation.md
+    #[arg(long, value_name = "FILE")]
+    task: Option<PathBuf>,
+    /// Answer prompts, a JSON object a line, and count answers that are loops or too short
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
+    /// Complete the prompts as they stand, without the chat template
+    #[arg(long)]
+    raw: bool,
+    /// Tokens of an answer at most
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// Reasoning before the answer: on, off, or auto: as the model does by itself
+    #[arg(long, default_value = "auto", value_parser = ["auto", "on", "off"])]
+    think: String,
+    /// Run the code that models write, to test it. It runs as you, with limits but not in a sandbox
+    #[arg(long)]
+    allow_code: bool,
+    /// Seconds that the test of one answer may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    test_timeout: u32,
 }
 
 pub fn run(args: &Args) -> Outcome {
-    let material = &args.material;
-    if material.text.is_none() && material.chat.is_none() {
-        return Err(Error::usage("there is nothing to judge by").with_hint("give --text FILE or --chat FILE").into());
+    let likeness = Material::open(&args.material)?;
+    let questions = Questions::open(&args.material)?;
+    if likeness.is_none() && questions.is_none() {
+        let hint = "give --text FILE, --chat FILE, --task FILE or --prompts FILE";
+        return Err(Error::usage("there is nothing to judge by").with_hint(hint).into());
     }
-    let likeness = Material::open(material)?;
     let mut terminal = Terminal::new(args.quiet);
     terminal::catch_interrupts();
     // Everything is found or converted before the first is run.
-    let reference = args.against.as_ref().map(|name| Subject::find(name, args.against_bits, 16, &mut terminal)).transpose()?;
+    let reference = args.against.as_ref().map(|name| Subject::find(name, args.against_bits.or(Some(16)), &mut terminal));
+    let reference = reference.transpose()?;
     let models: Vec<Subject> =
-        args.models.iter().map(|name| Subject::find(name, args.bits, 0, &mut terminal)).collect::<Result<_>>()?;
-    let mut kept = None;
-    if let (Some(subject), Some(material)) = (&reference, &likeness) {
-        let engine = subject.load(&args.engine, material.context(&subject.bundle)?, &terminal)?;
-        kept = Some(Likeness::prepare(&engine, subject, material, args.reference_cache.as_deref(), &mut terminal)?);
+        args.models.iter().map(|name| Subject::find(name, args.bits, &mut terminal)).collect::<Result<_>>()?;
+
+    let (mut kept, mut answers) = (None, None);
+    if let Some(subject) = &reference {
+        if let Some(material) = &likeness {
+            let engine = subject.load(&args.engine, Some(material.context(&subject.bundle)?), &terminal)?;
+            kept = Some(Likeness::prepare(&engine, subject, material, args.reference_cache.as_deref(), &mut terminal)?);
+        }
+        if let Some(questions) = &questions {
+            let engine = subject.load(&args.engine, None, &terminal)?;
+            answers = Some(questions.answer(&engine, subject, &mut terminal)?);
+        }
     }
     let mut rows = Vec::new();
     for subject in &models {
         let mut row = Row::new(subject, reference.as_ref())?;
         if let Some(material) = &likeness {
-            let engine = subject.load(&args.engine, material.context(&subject.bundle)?, &terminal)?;
+            let engine = subject.load(&args.engine, Some(material.context(&subject.bundle)?), &terminal)?;
             row.summary = Some(likeness::judge(&engine, subject, material, kept.as_ref(), &mut terminal)?);
+        }
+        if let Some(questions) = &questions {
+            let engine = subject.load(&args.engine, None, &terminal)?;
+            row.score = Some(questions.answer(&engine, subject, &mut terminal)?.score(answers.as_ref()));
         }
         rows.push(row);
     }
@@ -97,12 +133,10 @@ struct Subject {
 }
 
 impl Subject {
-    /// Finds or makes the bundle. `default_bits`: for what is no bundle; 0: those of the settings.
-    fn find(name: &str, bits: Option<u32>, default_bits: u32, terminal: &mut Terminal) -> Result<Subject> {
+    /// Finds or makes the bundle. `bits` are for what is no bundle yet; `None`: those of the settings.
+    fn find(name: &str, bits: Option<u32>, terminal: &mut Terminal) -> Result<Subject> {
         let bits = bits.filter(|_| !Bundle::is_bundle(Path::new(name)));
-        let default = Some(default_bits).filter(|bits| *bits > 0 && !Bundle::is_bundle(Path::new(name)));
-        let model = ModelArgs { model: Some(name.to_owned()), bits: bits.or(default) };
-        Ok(Subject { name: name.to_owned(), bundle: model.bundle(terminal)? })
+        Ok(Subject { name: name.to_owned(), bundle: ModelArgs { model: Some(name.to_owned()), bits }.bundle(terminal)? })
     }
 
     fn load(&self, engine: &EngineArgs, context: Option<usize>, terminal: &Terminal) -> Result<Engine> {

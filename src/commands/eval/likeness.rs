@@ -40,12 +40,12 @@ impl Material {
     }
 
     /// Tokens that are run at once.
-    pub fn context(&self, bundle: &Path) -> Result<Option<usize>> {
-        Ok(Some(match (self.ctx, &self.content) {
+    pub fn context(&self, bundle: &Path) -> Result<usize> {
+        Ok(match (self.ctx, &self.content) {
             (Some(ctx), _) => ctx,
             (None, Content::Text(_)) => CHUNK,
             (None, Content::Chats(_)) => DEFAULT_CONTEXT.min(Bundle::read_manifest(bundle)?.spec.max_context),
-        }))
+        })
     }
 
     fn sequences(&self, engine: &Engine) -> Result<Vec<Sequence>> {

@@ -1,6 +1,7 @@
 //! Figures as a table or as JSON.
 
 use super::Subject;
+use super::tasks::{Flips, Habits, Score};
 use cactus::engine::evaluate::Summary;
 use cactus::engine::evaluate::metrics::Interval;
 use cactus::error::{Error, Result};
@@ -14,6 +15,7 @@ pub struct Row {
     model: Stored,
     reference: Option<Stored>,
     pub summary: Option<Summary>,
+    pub score: Option<Score>,
 }
 
 /// A model as it is stored.
@@ -37,7 +39,7 @@ impl Stored {
 
 impl Row {
     pub fn new(model: &Subject, reference: Option<&Subject>) -> Result<Row> {
-        Ok(Row { model: Stored::of(model)?, reference: reference.map(Stored::of).transpose()?, summary: None })
+        Ok(Row { model: Stored::of(model)?, reference: reference.map(Stored::of).transpose()?, summary: None, score: None })
     }
 
     fn to_json(&self) -> Value {
@@ -61,6 +63,9 @@ impl Row {
         if let Some(summary) = &self.summary {
             add(serde_json::to_value(summary).unwrap_or_default());
         }
+        if let Some(score) = &self.score {
+            add(score.to_json());
+        }
         add(json!({ "version": env!("CARGO_PKG_VERSION") }));
         Value::Object(object)
     }
@@ -83,6 +88,17 @@ pub fn table(rows: &[Row]) -> String {
     if rows.iter().any(|row| row.summary.is_some()) {
         text += &columns(&likeness(rows));
     }
+    for (is_there, lines) in [
+        (rows.iter().any(|row| row.score.as_ref().is_some_and(|score| score.accuracy.is_some())), answers(rows)),
+        (rows.iter().any(|row| row.score.as_ref().is_some_and(|score| score.written.is_some())), habits(rows)),
+    ] {
+        if is_there {
+            if text.contains("model") {
+                text.push('\n');
+            }
+            text += &columns(&lines);
+        }
+    }
     text
 }
 
@@ -92,7 +108,7 @@ fn likeness(rows: &[Row]) -> Vec<Vec<String>> {
     let without = ["model", "bits/w", "MB", "PPL", "95 %", "tokens"];
     let compared = rows.iter().any(|row| row.reference.is_some());
     let titles: &[&str] = if compared { &titles } else { &without };
-    let mut lines = vec![titles.iter().map(|&title| title.to_owned()).collect::<Vec<_>>()];
+    let mut lines = vec![self::titles(titles)];
     for row in rows {
         let Some(summary) = &row.summary else { continue };
         let mut line = stored(&row.model);
@@ -116,6 +132,51 @@ fn likeness(rows: &[Row]) -> Vec<Vec<String>> {
             ]),
         }
         lines.push(line);
+    }
+    lines
+}
+
+fn titles(titles: &[&str]) -> Vec<String> {
+    titles.iter().map(|&title| title.to_owned()).collect()
+}
+
+fn answers(rows: &[Row]) -> Vec<Vec<String>> {
+    let mut lines =
+        vec![titles(&["model", "bits/w", "MB", "right", "accuracy", "95 %", "reference", "lost", "won", "p", "timeouts"])];
+    for row in rows {
+        let Some(score) = &row.score else { continue };
+        let Some(accuracy) = &score.accuracy else { continue };
+        let mut line = stored(&row.model);
+        let flips = |text: &dyn Fn(&Flips) -> String| score.flips.as_ref().map_or_else(|| "-".to_owned(), text);
+        line.extend([
+            format!("{}/{}", accuracy.right, accuracy.questions),
+            percent(accuracy.share()),
+            interval(accuracy.interval, percent),
+            score.accuracy_ref.map_or_else(|| "-".to_owned(), percent),
+            flips(&|flips| flips.lost.len().to_string()),
+            flips(&|flips| flips.won.len().to_string()),
+            flips(&|flips| format!("{:.3}", flips.p())),
+            accuracy.timeouts.to_string(),
+        ]);
+        lines.push(line);
+    }
+    lines
+}
+
+fn habits(rows: &[Row]) -> Vec<Vec<String>> {
+    let mut lines = vec![titles(&["model", "bits/w", "MB", "answers", "short", "looping", "cut"])];
+    let shares = |h: &Habits| {
+        let share = |count: usize| percent(count as f64 / h.answers as f64);
+        [h.answers.to_string(), share(h.short), share(h.looping), share(h.cut)]
+    };
+    for row in rows {
+        if let Some(written) = row.score.as_ref().and_then(|score| score.written.as_ref()) {
+            lines.push(stored(&row.model).into_iter().chain(shares(written)).collect());
+        }
+    }
+    let first = rows.first().and_then(|row| Some((row.reference.as_ref()?, row.score.as_ref()?.written_ref.as_ref()?)));
+    if let Some((reference, written)) = first {
+        lines.push(stored(reference).into_iter().chain(shares(written)).collect());
     }
     lines
 }

@@ -4,8 +4,10 @@
 
 mod compare;
 pub mod metrics;
+pub mod python;
 mod reference;
 mod score;
+pub mod task;
 mod text;
 
 pub use compare::{Divergence, Progress, Scores, Summary, reference_key, score, scored, write_reference};
