@@ -5,6 +5,7 @@
 
 mod cli;
 mod convert;
+mod eval;
 mod golden;
 mod house;
 mod hub;

@@ -5,6 +5,7 @@ mod completions;
 mod convert;
 mod doctor;
 mod download;
+mod eval;
 mod list;
 mod logits;
 mod machine;
@@ -46,6 +47,8 @@ enum Command {
     Search(search::Args),
     /// Remove converted models
     Rm(rm::Args),
+    /// Measure what fewer bits cost: distance to a reference model on a text, right answers on tasks
+    Eval(eval::Args),
     /// Write the logits for given token ids, to compare with other engines
     Logits(logits::Args),
     /// Show what is in force: settings, CPU, memory, caches, and what would make it faster
@@ -86,6 +89,7 @@ fn dispatch(command: Command, started: Instant) -> Outcome {
         Command::Show(args) => show::run(&args),
         Command::Search(args) => search::run(&args),
         Command::Rm(args) => rm::run(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),

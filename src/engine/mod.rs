@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod confidence;
 pub mod conversation;
+pub mod evaluate;
 pub mod generate;
 pub mod load;
 mod python_json;
