@@ -10,6 +10,7 @@ use super::terminal::{self, Terminal};
 use cactus::engine::Engine;
 use cactus::error::{Error, Result};
 use cactus::model::Bundle;
+use cactus::quant::Bits;
 use likeness::{Likeness, Material};
 use report::Row;
 use std::path::{Path, PathBuf};
@@ -21,14 +22,14 @@ pub struct Args {
     #[arg(value_name = "MODEL", required = true)]
     models: Vec<String>,
     /// Bits per weight of the models that are no bundles: 1, 2, 3, 4, 8, or 16 for no quantisation [default: 4]
-    #[arg(long, value_parser = super::model_options::parse_bits)]
-    bits: Option<u32>,
+    #[arg(long)]
+    bits: Option<Bits>,
     /// The model to hold them against
     #[arg(long, value_name = "REF")]
     against: Option<String>,
     /// Bits per weight of REF if it is no bundle [default: 16]
-    #[arg(long, value_name = "BITS", requires = "against", value_parser = super::model_options::parse_bits)]
-    against_bits: Option<u32>,
+    #[arg(long, value_name = "BITS", requires = "against")]
+    against_bits: Option<Bits>,
     #[command(flatten)]
     material: MaterialArgs,
     /// Keep what REF says in this file [default: a file in the cache folder for each REF and text]
@@ -93,7 +94,8 @@ pub fn run(args: &Args) -> Outcome {
     let mut terminal = Terminal::new(args.quiet);
     terminal::catch_interrupts();
     // Everything is found or converted before the first is run.
-    let reference = args.against.as_ref().map(|name| Subject::find(name, args.against_bits.or(Some(16)), &mut terminal));
+    let reference =
+        args.against.as_ref().map(|name| Subject::find(name, args.against_bits.or(Some(Bits::SIXTEEN)), &mut terminal));
     let reference = reference.transpose()?;
     let models: Vec<Subject> =
         args.models.iter().map(|name| Subject::find(name, args.bits, &mut terminal)).collect::<Result<_>>()?;
@@ -134,7 +136,7 @@ struct Subject {
 
 impl Subject {
     /// Finds or makes the bundle. `bits` are for what is no bundle yet; `None`: those of the settings.
-    fn find(name: &str, bits: Option<u32>, terminal: &mut Terminal) -> Result<Subject> {
+    fn find(name: &str, bits: Option<Bits>, terminal: &mut Terminal) -> Result<Subject> {
         let bits = bits.filter(|_| !Bundle::is_bundle(Path::new(name)));
         Ok(Subject { name: name.to_owned(), bundle: ModelArgs { model: Some(name.to_owned()), bits }.bundle(terminal)? })
     }

@@ -5,6 +5,7 @@ use super::terminal::{self, Terminal};
 use cactus::error::Error;
 use cactus::hub::cache;
 use cactus::model::Bundle;
+use cactus::quant::Bits;
 use jiff::Timestamp;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ pub struct Args {
 struct Row {
     name: String,
     family: String,
-    bits: u32,
+    bits: Bits,
     bits_per_weight: f64,
     bytes: u64,
     revision: Option<String>,

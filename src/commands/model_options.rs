@@ -13,7 +13,7 @@ use cactus::model::calibrate::SAMPLE;
 use cactus::model::convert::{self, Options, Report};
 use cactus::model::import::Checkpoint;
 use cactus::model::{Bundle, bundle};
-use cactus::quant::Code;
+use cactus::quant::{Bits, Code};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -36,9 +36,9 @@ pub struct ModelArgs {
     /// A folder, a .gguf file, a bundle, a hub name (owner/name) or an alias [default: that of config.toml,
     /// or a small starter model]
     pub model: Option<String>,
-    /// Bits per weight: 1, 2, 3, 4, 8, or 16 for no quantisation [default: 4]
-    #[arg(long, value_parser = parse_bits)]
-    pub bits: Option<u32>,
+    /// Bits per weight: 1, 2, 3, 4, 8, a mixture such as 3.26 or 2.54, or 16 for no quantisation [default: 4]
+    #[arg(long)]
+    pub bits: Option<Bits>,
 }
 
 /// How a model is run.
@@ -50,13 +50,6 @@ pub struct EngineArgs {
     /// Tokens of prompt and answer together [default: 4096, or the model's limit]
     #[arg(long)]
     pub context: Option<usize>,
-}
-
-pub fn parse_bits(text: &str) -> std::result::Result<u32, String> {
-    match text.parse() {
-        Ok(bits @ (1 | 2 | 3 | 4 | 8 | 16)) => Ok(bits),
-        _ => Err("supported: 1, 2, 3, 4, 8, 16".to_owned()),
-    }
 }
 
 impl ModelArgs {
@@ -71,8 +64,8 @@ impl ModelArgs {
     }
 
     /// Bits of the body.
-    pub fn bits(&self) -> u32 {
-        self.bits.or_else(|| settings::current().whole(Key::Bits).map(|bits| bits as u32)).unwrap_or(4)
+    pub fn bits(&self) -> Bits {
+        self.bits.or_else(|| settings::current().bits()).unwrap_or(Bits::FOUR)
     }
 
     /// Finds or makes the bundle for this model.
@@ -92,7 +85,7 @@ impl ModelArgs {
         // A bundle of an older version counts as none and is made again.
         let usable = |bundle: &Path| Bundle::read_manifest(bundle).is_ok();
         if let Some(name) = hub_name(self.name()) {
-            let converted = cache::bundle_dir(name, &bits_label(bits))?;
+            let converted = cache::bundle_dir(name, &bits.label())?;
             if usable(&converted) {
                 cache::touch(&converted);
                 return Ok(converted);
@@ -117,13 +110,8 @@ fn hub_name(typed: &str) -> Option<&str> {
 }
 
 /// Where the bundle of a found checkpoint is kept.
-pub fn cached_bundle(typed: &str, found: &hub::Found, bits: u32) -> Result<PathBuf> {
-    cache::bundle_dir(hub_name(typed).unwrap_or(&found.name), &bits_label(bits))
-}
-
-/// `cq4`, `f16`: how bundle folders name their bits.
-fn bits_label(bits: u32) -> String {
-    if bits == 16 { "f16".to_owned() } else { format!("cq{bits}") }
+pub fn cached_bundle(typed: &str, found: &hub::Found, bits: Bits) -> Result<PathBuf> {
+    cache::bundle_dir(hub_name(typed).unwrap_or(&found.name), &bits.label())
 }
 
 /// Shows what the hub does.
@@ -145,7 +133,7 @@ pub fn find(name: &str, terminal: &mut Terminal) -> Result<hub::Found> {
 
 /// What to convert to.
 pub struct Wanted {
-    pub bits: u32,
+    pub bits: Bits,
     pub head_bits: Option<u32>,
     pub code: Code,
     pub calibrate: Calibrate,
@@ -155,7 +143,7 @@ pub struct Wanted {
 
 impl Wanted {
     /// What `cactus run` makes when it finds nothing.
-    pub fn new(bits: u32) -> Self {
+    pub fn new(bits: Bits) -> Self {
         let calibrate = Calibrate::Auto;
         Wanted { bits, head_bits: None, code: Code::Trellis, calibrate, tokens: SAMPLE_TOKENS, sequential: Some(SHARE) }
     }
@@ -198,7 +186,7 @@ pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mu
     let checkpoint = Checkpoint::open(&found.path)?;
     let calibration = match &wanted.calibrate {
         Calibrate::None => Vec::new(),
-        _ if bits > 4 => Vec::new(),
+        _ if bits >= Bits::EIGHT => Vec::new(),
         Calibrate::Auto => sample(&checkpoint, SAMPLE, wanted.tokens)?,
         Calibrate::File(path) => {
             let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, &e))?;
@@ -218,6 +206,7 @@ pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mu
     let report = convert::convert(&checkpoint, target, &options, &mut |event| {
         match event {
             convert::Event::Warning(text) => terminal.note(&format!("warning: {text}")),
+            convert::Event::Stage(text) => terminal.note(text),
             convert::Event::Start { weights } => terminal.start(&what, Some(weights), false),
             convert::Event::Advance(weights) => terminal.advance(weights),
         }

@@ -3,6 +3,8 @@
 
 use cactus::engine::sampler::Sampling;
 use cactus::error::{Error, Result};
+use cactus::quant::Bits;
+use cactus::quant::bits::SUPPORTED;
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fmt;
@@ -63,7 +65,7 @@ const fn row(key: Key, name: &'static str, variable: &'static str, form: Form, d
 
 pub static ROWS: [Row; 12] = [
     row(Key::Model, "model", "CACTUS_MODEL", Form::Text, Some(Value::Text(Cow::Borrowed(cactus::hub::catalog::STARTER.repo)))),
-    row(Key::Bits, "bits", "CACTUS_BITS", Form::Bits, Some(Value::Whole(4))),
+    row(Key::Bits, "bits", "CACTUS_BITS", Form::Bits, Some(Value::Real(4.0))),
     row(Key::Threads, "threads", "CACTUS_THREADS", Form::Whole(1, 512), None),
     row(Key::Context, "context", "CACTUS_CONTEXT", Form::Whole(1, u32::MAX as u64), None),
     row(Key::Temperature, "temperature", "CACTUS_TEMPERATURE", Form::Sampling(|s, x| s.temperature = x), Some(Value::Real(0.0))),
@@ -96,7 +98,7 @@ impl Form {
     fn expected(&self) -> String {
         match self {
             Form::Text => "a text".to_owned(),
-            Form::Bits => "one of 1, 2, 3, 4, 8, 16".to_owned(),
+            Form::Bits => SUPPORTED.to_owned(),
             Form::Whole(from, u64::MAX) => format!("a whole number from {from}"),
             Form::Whole(from, to) => format!("a whole number from {from} to {to}"),
             Form::Sampling(_) => "a number".to_owned(),
@@ -107,7 +109,7 @@ impl Form {
     fn check(&self, value: Value) -> Result<Value, String> {
         let good = match (self, &value) {
             (Form::Text, Value::Text(_)) => true,
-            (Form::Bits, Value::Whole(bits)) => matches!(bits, 1 | 2 | 3 | 4 | 8 | 16),
+            (Form::Bits, Value::Real(bits)) => Bits::new(f64::from(*bits)).is_some(),
             (Form::Whole(from, to), Value::Whole(number)) => (from..=to).contains(&number),
             (Form::Sampling(set), Value::Real(number)) => {
                 let mut sampling = Sampling::default();
@@ -123,8 +125,8 @@ impl Form {
     fn parse(&self, text: &str) -> Result<Value, String> {
         let value = match self {
             Form::Text => Some(Value::Text(text.to_owned().into())),
-            Form::Bits | Form::Whole(..) => text.trim().parse().ok().map(Value::Whole),
-            Form::Sampling(_) => text.trim().parse().ok().map(Value::Real),
+            Form::Whole(..) => text.trim().parse().ok().map(Value::Whole),
+            Form::Bits | Form::Sampling(_) => text.trim().parse().ok().map(Value::Real),
         };
         self.check(value.ok_or_else(|| format!("is `{text:.60}`, but must be {}", self.expected()))?)
     }
@@ -134,13 +136,11 @@ impl Form {
         let wrong = || format!("is {}, but must be {}", described(value), self.expected());
         let read = match (self, value) {
             (Form::Text, DeValue::String(text)) => Some(Value::Text(text.to_string().into())),
-            (Form::Bits | Form::Whole(..), DeValue::Integer(n)) => {
-                u64::from_str_radix(n.as_str(), n.radix()).ok().map(Value::Whole)
-            }
-            (Form::Sampling(_), DeValue::Integer(n)) => {
+            (Form::Whole(..), DeValue::Integer(n)) => u64::from_str_radix(n.as_str(), n.radix()).ok().map(Value::Whole),
+            (Form::Bits | Form::Sampling(_), DeValue::Integer(n)) => {
                 i64::from_str_radix(n.as_str(), n.radix()).ok().map(|n| Value::Real(n as f32))
             }
-            (Form::Sampling(_), DeValue::Float(x)) => x.as_str().parse().ok().map(Value::Real),
+            (Form::Bits | Form::Sampling(_), DeValue::Float(x)) => x.as_str().parse().ok().map(Value::Real),
             _ => None,
         };
         self.check(read.ok_or_else(wrong)?)
@@ -258,6 +258,14 @@ impl Settings {
         }
     }
 
+    /// Bits per weight.
+    pub fn bits(&self) -> Option<Bits> {
+        match self.get(Key::Bits).0 {
+            Some(Value::Real(bits)) => Bits::new(f64::from(*bits)),
+            _ => None,
+        }
+    }
+
     /// How tokens are chosen.
     pub fn sampling(&self) -> Sampling {
         let mut sampling = Sampling::default();
@@ -347,8 +355,8 @@ mod tests {
             ("\n\nthreads = \"two\"", ["line 3", "threads", "whole number from 1 to 512"]),
             ("threads = 0", ["line 1", "threads is 0", "from 1 to 512"]),
             ("threads = -1", ["line 1", "threads is -1", "from 1 to 512"]),
-            ("bits = 5", ["line 1", "bits is 5", "1, 2, 3, 4, 8, 16"]),
-            ("bits = 4.0", ["line 1", "bits is 4.0", "1, 2, 3, 4, 8, 16"]),
+            ("bits = 9", ["line 1", "bits is 9", "1 to 8"]),
+            ("bits = 4.005", ["line 1", "bits is 4.005", "or 16"]),
             ("model = 3", ["line 1", "model is 3", "a text"]),
             ("top_p = 1.5", ["line 1", "top_p is 1.5", "at most 1"]),
             ("temperature = nan", ["line 1", "temperature", "0 or more"]),

@@ -65,7 +65,7 @@ fn local(args: &Args, name: &str) -> Result<Option<Map<String, Value>>> {
     let mut there = cache::bundles_of(&cache::name_of(name)?)?;
     there.retain(|(_, folder)| Bundle::is_bundle(folder) && Bundle::read_manifest(folder).is_ok());
     let bits = args.model.bits();
-    let label = if bits == 16 { "f16".to_owned() } else { format!("cq{bits}") };
+    let label = bits.label();
     let exact = there.iter().find(|(have, _)| *have == label);
     let any = || there.first().filter(|_| args.model.bits.is_none());
     if let Some((_, folder)) = exact.or_else(any) {

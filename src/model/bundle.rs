@@ -6,9 +6,9 @@
 use super::spec::Decoder;
 use crate::error::{Error, Result};
 use crate::graph::Weight;
-use crate::quant::Format;
 use crate::quant::codebook::Codebook;
 use crate::quant::rotate::SIGN_BITS;
+use crate::quant::{Bits, Format};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -53,8 +53,8 @@ pub struct Provenance {
 /// How the weights were made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Quantiser {
-    /// Bits asked for: 1, 2, 3, 4, 8 or 16.
-    pub bits: u32,
+    /// Bits asked for.
+    pub bits: Bits,
     /// Everything stored, in bits, by the number of weights.
     pub bits_per_weight: f64,
     /// Tokens of sample text that the rounding was fitted to; 0: plain rounding.

@@ -15,7 +15,7 @@ use crate::graph::{Feed, Graph, Memory, Plan, Run, Weight};
 use crate::kernels::matmul_float::MatMulFloat;
 use crate::kernels::{Level, Pool};
 use crate::quant::format::TILE_ROWS;
-use crate::quant::{CqLayout, Format};
+use crate::quant::{Code, CqLayout, Format};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -99,9 +99,10 @@ impl<'a> Calibration<'a> {
         Ok(calibration)
     }
 
-    /// What the moments of the last hidden states say about a table that is embedding and head in one. The
-    /// original model is run once for it, on part of the sample, before anything is rounded.
-    pub fn tied_head(&mut self, layout: &CqLayout) -> Result<Factors> {
+    /// Runs the original model on part of the sample, before anything is rounded. Returns what the moments of
+    /// the last hidden states say about a table that is embedding and head in one, and with `gains` the gain of
+    /// feedback for every matrix by name (that of the head as `head`).
+    pub fn original_pass(&mut self, code: Code, gains: bool) -> Result<(Factors, BTreeMap<String, f64>)> {
         let mut tokens = 0;
         let some = self.texts.iter().take_while(|text| {
             tokens += text.len();
@@ -111,18 +112,31 @@ impl<'a> Calibration<'a> {
         let whole = std::mem::replace(&mut self.texts, texts);
         let mut stream = self.original.clone();
         stream.residual.truncate(texts.iter().map(Vec::len).sum::<usize>() * self.plan.spec.dim);
+        let factors = |inputs: &[f32], damping: f32| {
+            let cols = inputs.len() / texts.iter().map(Vec::len).sum::<usize>().max(1);
+            let format = Format::cq(4, code).unwrap_or(Format::Cq4);
+            let layout = CqLayout::new(format, 1, cols).ok_or_else(|| Error::unsupported("a matrix without columns"))?;
+            let mut moments = Moments::new(&layout, false);
+            self.add(&mut moments, inputs, None);
+            Ok(moments.factors(damping, &self.machine.kernel, &self.machine.pool))
+        };
+        let mut found = BTreeMap::new();
         for i in 0..self.plan.spec.layers.len() {
             let current = self.load(i)?;
-            (0..=PRODUCTS.len()).try_for_each(|product| self.follow(&mut stream, &current, &current.original, product))?;
+            for product in 0..=PRODUCTS.len() {
+                self.follow(&mut stream, &current, &current.original, product)?;
+                if let Some((name, _)) = PRODUCTS.get(product).filter(|_| gains) {
+                    found.insert(format!("layers.{i}.{name}"), factors(&stream.inputs, DAMPING)?.gain);
+                }
+            }
         }
-        let hidden = self.hidden(&stream)?;
+        let head = factors(&self.hidden(&stream)?, TABLE_DAMPING)?;
+        found.insert("head".to_owned(), head.gain);
         self.texts = whole;
-        let mut moments = Moments::new(layout, false);
-        self.add(&mut moments, &hidden, None);
-        Ok(moments.factors(TABLE_DAMPING, &self.machine.kernel, &self.machine.pool))
+        Ok((head, found))
     }
 
-    /// The same for a head of its own, after all layers.
+    /// Factors for a head of its own, after all layers.
     pub fn head(&mut self, layout: &CqLayout) -> Result<Factors> {
         self.finish_layer()?;
         let original = self.hidden(&self.original)?;

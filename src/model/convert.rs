@@ -3,18 +3,22 @@
 use super::bundle::{self, FORMAT_VERSION, Manifest, Provenance, Quantiser, TensorEntry};
 use super::calibrate::Calibration;
 use super::encoder::{Aim, Encoder};
-use super::families::{self, Role, TensorPlan};
+use super::families::{self, ModelPlan, Role, TensorPlan};
 use super::import::Checkpoint;
+use super::moments::Factors;
 use super::source::unquantised;
 use super::staging::Staging;
+use super::survey;
 use crate::error::{Error, Result};
 use crate::hub::cache::check_room;
+use crate::quant::allocate::{DISTORTION, Item, allocate};
 use crate::quant::encode::SquareError;
 use crate::quant::encode_trellis::BAND_ROWS;
 use crate::quant::format::ALIGN;
-use crate::quant::{Code, CqLayout, Format};
+use crate::quant::{Bits, Code, CqLayout, Format};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -22,9 +26,11 @@ use std::path::{Path, PathBuf};
 /// What to convert to.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// 1, 2, 3, 4 or 8: quantised; 16: stored as it is (f32 sources as f16).
-    pub bits: u32,
-    /// The same choice for embedding table and output head; `None`: as `bits`, but 8 where rounding is plain.
+    /// 1, 2, 3, 4 or 8: every matrix has so many; 16: stored as it is (f32 sources as f16); other numbers: so
+    /// many bits a weight in all, everything counted, each matrix by what it needs.
+    pub bits: Bits,
+    /// 1, 2, 3, 4, 8 or 16 for embedding table and output head; `None`: as other matrices, but 8 where
+    /// rounding is plain.
     pub head_bits: Option<u32>,
     /// How codes of 1 to 4 bits become levels.
     pub code: Code,
@@ -42,6 +48,8 @@ pub enum Event<'a> {
     Warning(&'a str),
     /// Work begins: weights to convert in all.
     Start { weights: u64 },
+    /// What is done before weights are written.
+    Stage(&'a str),
     /// So many more weights are done.
     Advance(u64),
 }
@@ -55,6 +63,8 @@ pub struct TensorReport {
     pub format: Format,
     pub bytes: usize,
     pub error: SquareError,
+    /// Expected divergence that the tensor adds to the output, where bits were chosen by it; nats a token.
+    pub expected_kl: Option<f64>,
     /// Columns were padded to a group width.
     pub padded: bool,
 }
@@ -102,7 +112,12 @@ pub fn convert(
     if target.exists() && !super::Bundle::is_bundle(target) {
         return Err(Error::usage(format!("{} exists and is no bundle; it will not be overwritten", target.display())));
     }
-    let formats: Vec<Format> = plan.tensors.iter().map(|t| format(t, checkpoint, options)).collect::<Result<_>>()?;
+    let rounded = options.bits < Bits::EIGHT && !options.calibration.is_empty();
+    let mut calibration = match rounded {
+        true => Some(Calibration::new(checkpoint, &plan, &options.calibration, options.sequential.is_some())?),
+        false => None,
+    };
+    let Choice { formats, expected, mut table } = choose(checkpoint, &plan, options, &mut calibration, on_event)?;
     let sizes = plan.tensors.iter().zip(&formats).map(|(t, f)| f.bytes(t.rows, t.cols).unwrap_or(usize::MAX) as u64);
     check_room(target, sizes.fold(0, u64::saturating_add), "the converted model")?;
     let staging = Staging::create(target)?;
@@ -113,17 +128,11 @@ pub fn convert(
     let mut out = Output { file: BufWriter::with_capacity(1 << 20, file), hash: Sha256::new(), path };
     out.write(&header(&plan.tensors, &formats)?)?;
     let mut reports = Vec::new();
-    let mut calibration = match options.bits {
-        1..=4 if !options.calibration.is_empty() => {
-            Some(Calibration::new(checkpoint, &plan, &options.calibration, options.sequential.is_some())?)
-        }
-        _ => None,
-    };
-    for (tensor, format) in plan.tensors.iter().zip(formats) {
+    for ((tensor, format), expected_kl) in plan.tensors.iter().zip(formats).zip(expected) {
         let mut factors = None;
         if let (Some(calibration), Some(layout)) = (&mut calibration, CqLayout::new(format, tensor.rows, tensor.cols)) {
             factors = match tensor.role {
-                Role::Embedding if plan.spec.tied => Some(calibration.tied_head(&layout)?),
+                Role::Embedding => table.take(),
                 Role::Head => Some(calibration.head(&layout)?),
                 _ => calibration.factors(&tensor.name, &layout)?,
             };
@@ -139,7 +148,7 @@ pub fn convert(
                 Role::Head | Role::Vector => {}
             }
         }
-        reports.push(report);
+        reports.push(TensorReport { expected_kl, ..report });
     }
     let weights_sha256 = out.finish()?;
     let report = Report { family: plan.family, tensors: reports };
@@ -182,21 +191,86 @@ fn json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
 }
 
-/// The format of a bundle tensor.
-fn format(tensor: &TensorPlan, checkpoint: &Checkpoint, options: &Options) -> Result<Format> {
-    // Plain rounding of the head costs more than it saves.
-    let plain = options.calibration.is_empty() && options.bits < 8;
-    let head = options.head_bits.unwrap_or(if plain { 8 } else { options.bits });
-    let bits = match tensor.role {
-        Role::Vector => return Ok(Format::F32),
-        Role::Matrix => options.bits,
-        Role::Embedding | Role::Head => head,
-    };
-    if bits == 16 {
-        return unquantised(tensor, checkpoint);
+/// What [`choose`] decides, tensor by tensor.
+struct Choice {
+    formats: Vec<Format>,
+    expected: Vec<Option<f64>>,
+    /// For a table that is embedding and head in one.
+    table: Option<Factors>,
+}
+
+/// Decides the formats of all tensors.
+fn choose(
+    checkpoint: &Checkpoint,
+    plan: &ModelPlan,
+    options: &Options,
+    calibration: &mut Option<Calibration>,
+    on_event: &mut dyn FnMut(Event) -> Result<()>,
+) -> Result<Choice> {
+    let mut choice = Choice { formats: Vec::new(), expected: vec![None; plan.tensors.len()], table: None };
+    let uniform = options.bits.uniform();
+    if uniform.is_none() && calibration.is_none() {
+        return Err(Error::usage(format!("{} bits are a mixture, and finding it needs text to calibrate on", options.bits))
+            .with_hint("leave out --calibrate none"));
     }
-    Format::cq(bits, options.code)
-        .ok_or_else(|| Error::usage(format!("{bits} bits are not supported (supported: 1, 2, 3, 4, 8, 16)")))
+    let mut gains = BTreeMap::new();
+    if let Some(calibration) = calibration.as_mut().filter(|_| plan.spec.tied || uniform.is_none()) {
+        on_event(Event::Stage("running the original model"))?;
+        let (table, found) = calibration.original_pass(options.code, uniform.is_none())?;
+        (choice.table, gains) = (Some(table).filter(|_| plan.spec.tied), found);
+    }
+    let of_bits = |bits: u32, tensor: &TensorPlan| match bits {
+        16 => unquantised(tensor, checkpoint),
+        _ => Format::cq(bits, options.code)
+            .ok_or_else(|| Error::usage(format!("{bits} bits a matrix (there are 1, 2, 3, 4, 8, 16)"))),
+    };
+    // Plain rounding of the head costs more than it saves.
+    let plain = calibration.is_none() && options.bits < Bits::EIGHT;
+    let head = options.head_bits.or(uniform.map(|bits| if plain { 8 } else { bits }));
+    let fixed = |tensor: &TensorPlan| match tensor.role {
+        Role::Vector => Ok(Some(Format::F32)),
+        Role::Matrix => uniform.map(|bits| of_bits(bits, tensor)).transpose(),
+        Role::Embedding | Role::Head => head.map(|bits| of_bits(bits, tensor)).transpose(),
+    };
+    let fixed: Vec<Option<Format>> = plan.tensors.iter().map(fixed).collect::<Result<_>>()?;
+    let free: Vec<usize> = (0..fixed.len()).filter(|i| fixed[*i].is_none()).collect();
+    choice.formats = fixed.iter().map(|f| f.unwrap_or(Format::F32)).collect();
+    if free.is_empty() {
+        return Ok(choice);
+    }
+    on_event(Event::Stage("measuring how much each matrix matters"))?;
+    let sensitivities = survey::sensitivities(checkpoint, plan, &options.calibration, &mut || on_event(Event::Advance(0)))?;
+    let weights: u64 = plan.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum();
+    let taken: usize = plan.tensors.iter().zip(&fixed).filter_map(|(t, f)| f.as_ref()?.bytes(t.rows, t.cols)).sum();
+    let budget = (weights as f64 * options.bits.value() / 8.0) as u64;
+    let mut items = Vec::new();
+    for &i in &free {
+        let tensor = &plan.tensors[i];
+        let candidates = survey::candidates(options.code, tensor.rows, tensor.cols)?;
+        let error = |name: &str| sensitivities.get(name).copied().unwrap_or(0.0) / survey::PROBE_DISTORTION;
+        let gain = |name: &str| gains.get(name).copied().unwrap_or(1.0);
+        let error = match tensor.role {
+            // Looking up is helped by nothing, the output by feedback.
+            Role::Embedding if plan.spec.tied => error("embed") + error("head") * gain("head"),
+            Role::Embedding => error("embed"),
+            _ => error(&tensor.name) * gain(&tensor.name),
+        };
+        items.push(Item { bytes: candidates.map(|c| c.1), cost: DISTORTION.map(|d| d * error) });
+    }
+    let widths = allocate(&items, budget.saturating_sub(taken as u64)).ok_or_else(|| {
+        let least: u64 = items.iter().map(|item| item.bytes[0]).sum::<u64>() + taken as u64;
+        Error::usage(format!(
+            "{} bits a weight are too few: this model needs {:.2}",
+            options.bits,
+            8.0 * least as f64 / weights as f64
+        ))
+    })?;
+    for ((&i, width), item) in free.iter().zip(widths).zip(&items) {
+        let tensor = &plan.tensors[i];
+        choice.formats[i] = survey::candidates(options.code, tensor.rows, tensor.cols)?[width].0;
+        choice.expected[i] = Some(item.cost[width]);
+    }
+    Ok(choice)
 }
 
 /// The safetensors header. Tensors must follow one another without gaps, so the bytes that align the next
@@ -249,6 +323,7 @@ fn write_tensor(
         format,
         bytes: 0,
         error: SquareError::default(),
+        expected_kl: None,
         padded: layout.is_some_and(|l| l.padded_cols() != l.cols),
     };
     let mut write = |bytes: &[u8]| -> Result<()> {

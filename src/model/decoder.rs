@@ -32,14 +32,8 @@ pub fn graph(spec: &Decoder, logits: Logits, find: Find) -> Result<Graph> {
     if logits == Logits::Last {
         x = g.last_row(x);
     }
-    let norm = g.weight(find("norm")?);
-    let x = g.rms_norm(x, norm, spec.norm_eps)?;
     let head = if spec.tied { embed } else { g.weight(find("head")?) };
-    let mut x = g.matmul(x, head, None)?;
-    if let Some(cap) = spec.logit_cap {
-        x = g.soft_cap(x, cap);
-    }
-    g.output(x);
+    add_head(&mut g, spec, x, head, find)?;
     Ok(g)
 }
 
@@ -59,6 +53,37 @@ pub enum Piece {
     Gate,
     /// To what is added to the stream.
     Down,
+}
+
+/// Layer `i` alone, from the residual stream before it to the one after.
+pub fn layer_graph(spec: &Decoder, i: usize, find: Find) -> Result<Graph> {
+    let mut g = Graph::default();
+    let angles = angles(&mut g, spec);
+    let x = g.rows_input(spec.dim);
+    let out = add_layer(&mut g, spec, i, x, &angles, find)?;
+    g.output(out);
+    Ok(g)
+}
+
+/// From the residual stream after the last layer to logits; the head is looked up as `head` or `embed`.
+pub fn head_graph(spec: &Decoder, find: Find) -> Result<Graph> {
+    let mut g = Graph::default();
+    let x = g.rows_input(spec.dim);
+    let head = g.weight(find(if spec.tied { "embed" } else { "head" })?);
+    add_head(&mut g, spec, x, head, find)?;
+    Ok(g)
+}
+
+/// Ends a graph with the logits.
+fn add_head(g: &mut Graph, spec: &Decoder, x: NodeId, head: WeightId, find: Find) -> Result<()> {
+    let norm = g.weight(find("norm")?);
+    let x = g.rms_norm(x, norm, spec.norm_eps)?;
+    let mut x = g.matmul(x, head, None)?;
+    if let Some(cap) = spec.logit_cap {
+        x = g.soft_cap(x, cap);
+    }
+    g.output(x);
+    Ok(())
 }
 
 /// A piece alone; `cols` is the width of its input.

@@ -12,5 +12,6 @@ mod moments;
 mod source;
 pub mod spec;
 mod staging;
+mod survey;
 
 pub use bundle::Bundle;

@@ -67,7 +67,8 @@ impl Moments {
     /// Factors the moments. `damping` is added to the diagonal in units of its mean, doubled until the
     /// factorisation succeeds.
     pub fn factors(self, damping: f32, kernel: &MatMulFloat, pool: &Pool) -> Factors {
-        let mut factors = Factors { layout: self.layout, feedback: Feedback::default(), solvers: Vec::new() };
+        let mut factors = Factors { layout: self.layout, feedback: Feedback::default(), solvers: Vec::new(), gain: 1.0 };
+        let (mut left, mut whole) = (0.0f64, 0.0f64);
         for (groups, span) in feedback::spans(&self.layout).into_iter().zip(self.spans) {
             let n = span.columns.len();
             let mean = (0..n).map(|i| span.square[i * n + i]).sum::<f32>() / n as f32;
@@ -95,13 +96,20 @@ impl Moments {
                 factors.feedback.push_span(&self.layout, groups, &|_, _| 0.0);
                 continue;
             };
-            let unit = unit_blocks(&lower, n, block_width(self.layout.code));
+            let block = block_width(self.layout.code);
+            for (r, row) in lower.chunks_exact(n).enumerate() {
+                let squares = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+                left += squares(&row[r / block * block..=r]);
+                whole += squares(&row[..=r]);
+            }
+            let unit = unit_blocks(&lower, n, block);
             factors.feedback.push_span(&self.layout, groups, &|j, b| unit[(n - 1 - j) * n + n - 1 - b]);
             if let Some(mut cross) = span.cross {
                 (0..n).for_each(|i| cross[i * n + i] += damping * mean);
                 factors.solvers.push(Solver { columns: span.columns, cross, lower: Lower::new(&lower, n) });
             }
         }
+        factors.gain = if whole > 0.0 { left / whole } else { 1.0 };
         factors
     }
 }
@@ -156,6 +164,8 @@ fn unit_blocks(lower: &[f32], n: usize, width: usize) -> Vec<f32> {
 pub struct Factors {
     layout: CqLayout,
     pub feedback: Feedback,
+    /// Error of the product with feedback, as a part of that without: `tr D / tr H`.
+    pub gain: f64,
     solvers: Vec<Solver>,
 }
 

@@ -4,6 +4,8 @@
 //! randomised Hadamard transform, divided by a scale and rounded to a small codebook. Nothing here knows
 //! about instruction sets: [`decode`] is the truth that the kernels are judged by.
 
+pub mod allocate;
+pub mod bits;
 pub mod codebook;
 pub mod decode;
 pub mod encode;
@@ -14,4 +16,5 @@ pub mod pack;
 pub mod rotate;
 pub mod trellis;
 
+pub use bits::Bits;
 pub use format::{Code, CqLayout, Format};

@@ -6,6 +6,7 @@ use cactus::engine::evaluate::Summary;
 use cactus::engine::evaluate::metrics::Interval;
 use cactus::error::{Error, Result};
 use cactus::model::{Bundle, bundle};
+use cactus::quant::Bits;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -21,7 +22,7 @@ pub struct Row {
 /// A model as it is stored.
 struct Stored {
     name: String,
-    bits: u32,
+    bits: Bits,
     bytes: u64,
     bits_per_weight: f64,
     sha256: String,
