@@ -3,6 +3,8 @@
 //! One token: codes are looked up and multiplied in registers, nothing is written but the result. Several
 //! tokens: each tile of 64 rows is looked up once into a small int8 panel that all tokens use. Both ways
 //! add in the same order, so a token's result does not depend on its neighbours.
+//!
+//! Scalar codes and trellis codes differ in how weights are looked up ([`trellis`]) and in how scales are stored.
 
 mod scalar;
 pub mod tile;
@@ -301,7 +303,7 @@ impl Shape for scalar::Bytes {
 #[cfg(target_arch = "x86_64")]
 impl Shape for avx2::Bytes {
     const ROW_BLOCKS: usize = 4;
-    const TRELLIS_ROW_BLOCKS: usize = 4;
+    const TRELLIS_ROW_BLOCKS: usize = 8;
     const TOKENS: usize = 2;
 }
 #[cfg(target_arch = "x86_64")]
@@ -313,7 +315,7 @@ impl Shape for avx512::Bytes {
 #[cfg(target_arch = "aarch64")]
 impl<const MUL: u8> Shape for neon::Bytes<MUL> {
     const ROW_BLOCKS: usize = 4;
-    const TRELLIS_ROW_BLOCKS: usize = 4;
+    const TRELLIS_ROW_BLOCKS: usize = 8;
     const TOKENS: usize = if MUL == neon::I8MM { 4 } else { 2 };
 }
 
