@@ -9,7 +9,8 @@ pub enum Level {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86-64 with AVX-512 F, BW, DQ, VL, VNNI and VBMI, and with GFNI: Ice Lake, Zen 4 and later.
+    /// x86-64 with AVX-512 F, BW, DQ, VL, VNNI and VBMI, and with GFNI: Ice Lake, Zen 4 and later. CPUs with only
+    /// a part of that (Skylake, Cascade Lake) run [`Level::Avx2`].
     Avx512,
     /// AArch64 with Advanced SIMD.
     Neon,
