@@ -2,20 +2,21 @@
 //!
 //! A full row is 4 bytes times the vocabulary. Kept instead, for every predicted token: the log-probability of
 //! the token itself and the likeliest id, both exact; the likeliest ids, until at most [`REST`] of the
-//! probability is left, each with its log-probability in 16 bits (steps of 2^-11 nat); the sum of the others,
-//! and [`SAMPLES`] of them.
+//! probability is left, each with its log-probability, exact above 1/64, else in 16 bits (steps of 2^-11 nat);
+//! the sum of the others, and [`SAMPLES`] of them.
 //!
 //! The samples are drawn in proportion to probability, at equal distances along the running sum (systematic
 //! sampling, Madow 1949). So the share of the others in the divergence, `rest * E[ln p/q]`, is estimated by
 //! `rest` times a mean over samples, with a standard error below `REST * sd(ln p/q) / sqrt(SAMPLES)`, about
 //! 6e-5 sd a token and, over a thousand tokens, 2e-6 sd. Rounding moves the divergence by the sum of
-//! `p * step * ln p/q` with steps of random sign and at most 2^-12. Both errors vanish with `ln p/q`: a model
+//! `p * step * ln p/q` with steps of random sign and at most 2^-12, where p is below 1/64. Both errors vanish with `ln p/q`: a model
 //! held against itself gives 0. See `docs/evaluation.md`.
 //!
 //! File: magic, key, number of rows, rows, CRC-32 of all that. Integers and floats are little-endian.
 //! A row: f32 log-probability of the token, u32 likeliest id, f32 rest, u32 number of likeliest ids, u32 number
 //! of samples, u32 bytes of gaps; gaps between ids, LEB128, first those of the likeliest ids (less one), then
-//! those of the samples, each list ascending; u16 codes in the same order.
+//! those of the samples, each list ascending; u16 codes of `-ln p` in the same order; f32 log-probabilities of
+//! the ids that are exact, those with codes below [`EXACT`].
 
 use super::metrics::Softmax;
 use crate::error::{Error, Result};
@@ -32,13 +33,15 @@ const SAMPLES: usize = 1024;
 const NOTHING: f64 = 1e-9;
 /// Codes a nat.
 const SCALE: f64 = 2048.0;
+/// Codes below this are of probabilities above about 1/64: `ln 64 * SCALE`.
+const EXACT: u16 = 8517;
 /// Codes of a bucket when looking for the least probability that is kept.
 const BUCKET: usize = 64;
 const BUCKETS: usize = (u16::MAX as usize + 1) / BUCKET;
 
 const MAGIC: [u8; 16] = *b"cactus-reference";
 /// Changes when the form changes; part of every key.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Tells references apart; see [`super::reference_key`].
 pub type Key = [u8; 32];
@@ -57,28 +60,31 @@ pub struct Row {
     samples: Vec<Kept>,
 }
 
-/// An id and its probability.
+/// An id and its natural log-probability, rounded as a file rounds it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Kept {
     id: u32,
-    /// Of `-ln p`.
-    code: u16,
+    log_prob: f32,
 }
 
-impl Kept {
-    fn log_prob(self) -> f64 {
-        -f64::from(self.code) / SCALE
-    }
+/// The code of a log-probability.
+fn code(log_prob: f64) -> u16 {
+    (-log_prob * SCALE).round().clamp(0.0, 65535.0) as u16
+}
+
+/// The log-probability of a code.
+fn decoded(code: u16) -> f32 {
+    (-f64::from(code) / SCALE) as f32
 }
 
 impl Row {
     /// From a row of logits and its survey; `target` is the token that follows.
     pub fn new(logits: &[f32], softmax: &Softmax, target: u32) -> Row {
-        let log_total = softmax.total.ln();
-        let code = |logit: f32| ((f64::from(softmax.best) - f64::from(logit) + log_total) * SCALE).round().min(65535.0) as u16;
+        let log_weights = f64::from(softmax.best) + softmax.total.ln();
+        let log_p = |logit: f32| f64::from(logit) - log_weights;
         let mut mass = [0f64; BUCKETS];
         for &logit in logits {
-            mass[usize::from(code(logit)) / BUCKET] += softmax.weight(logit);
+            mass[usize::from(code(log_p(logit))) / BUCKET] += softmax.weight(logit);
         }
         // The last bucket, where codes saturate, holds less than e^-31 an id.
         let (mut rest, mut cut) = (mass[BUCKETS - 1], BUCKETS - 1);
@@ -91,8 +97,9 @@ impl Row {
         let step = rest / sampled as f64;
         let (mut likeliest, mut samples, mut sum) = (Vec::new(), Vec::with_capacity(sampled), 0.0);
         for (id, &logit) in (0..).zip(logits) {
-            let kept = Kept { id, code: code(logit) };
-            if usize::from(kept.code) / BUCKET < cut {
+            let code = code(log_p(logit));
+            let kept = Kept { id, log_prob: if code < EXACT { log_p(logit).min(0.0) as f32 } else { decoded(code) } };
+            if usize::from(code) / BUCKET < cut {
                 likeliest.push(kept);
                 continue;
             }
@@ -107,17 +114,17 @@ impl Row {
 
     /// KL(reference || model) in nats; `logits` are the model's, with their survey.
     pub fn divergence(&self, logits: &[f32], softmax: &Softmax) -> f64 {
-        let total = self.likeliest.iter().map(|kept| kept.log_prob().exp()).sum::<f64>() + self.rest;
+        let total = self.likeliest.iter().map(|kept| f64::from(kept.log_prob).exp()).sum::<f64>() + self.rest;
         let (log_total, log_weights) = (total.ln(), f64::from(softmax.best) + softmax.total.ln());
         let model = |kept: &Kept| f64::from(logits[kept.id as usize]) - log_weights;
         let (mut sum, mut seen) = (0.0, 0.0);
         for kept in &self.likeliest {
-            let log_p = kept.log_prob();
+            let log_p = f64::from(kept.log_prob);
             sum += log_p.exp() * (log_p - log_total - model(kept));
             seen += softmax.weight(logits[kept.id as usize]);
         }
         if !self.samples.is_empty() {
-            let ratios = self.samples.iter().map(|kept| kept.log_prob() - log_total - model(kept));
+            let ratios = self.samples.iter().map(|kept| f64::from(kept.log_prob) - log_total - model(kept));
             sum += self.rest * ratios.sum::<f64>() / self.samples.len() as f64;
         } else if self.rest > 0.0 {
             let others = ((softmax.total - seen) / softmax.total).max(f64::from(f32::MIN_POSITIVE));
@@ -151,7 +158,9 @@ impl Row {
             bytes.extend((length as u32).to_le_bytes());
         }
         bytes.extend(gaps);
-        bytes.extend(lists.iter().flat_map(|(list, _)| list.iter()).flat_map(|kept| kept.code.to_le_bytes()));
+        let codes = || lists.iter().flat_map(|(list, _)| list.iter()).map(|kept| (code(kept.log_prob.into()), kept.log_prob));
+        bytes.extend(codes().flat_map(|(code, _)| code.to_le_bytes()));
+        bytes.extend(codes().filter(|(code, _)| *code < EXACT).flat_map(|(_, log_prob)| log_prob.to_le_bytes()));
         bytes
     }
 
@@ -174,18 +183,29 @@ impl Row {
         let mut codes = vec![0; 2 * (likeliest + samples)];
         from.read_exact(&mut gaps).and_then(|()| from.read_exact(&mut codes)).map_err(|e| e.to_string())?;
         let (mut gaps, mut codes) = (gaps.into_iter(), codes.chunks_exact(2));
-        let mut list = |length: usize, least: u64| -> Result<Vec<Kept>, String> {
+        let mut list = |length: usize, least: u64| -> Result<Vec<(u32, u16)>, String> {
             let mut next = 0u64;
             let kept = |_| {
                 let id = next + gap(&mut gaps).ok_or("a gap is broken")?;
                 next = id + least;
                 let id = u32::try_from(id).ok().filter(|id| (*id as usize) < vocab).ok_or("an id is outside the vocabulary")?;
                 let code = codes.next().map_or(0, |pair| u16::from_le_bytes([pair[0], pair[1]]));
-                Ok(Kept { id, code })
+                Ok((id, code))
             };
             (0..length).map(kept).collect()
         };
+        let mut exact = |(id, code): (u32, u16)| -> Result<Kept, String> {
+            if code >= EXACT {
+                return Ok(Kept { id, log_prob: decoded(code) });
+            }
+            let mut bytes = [0; 4];
+            from.read_exact(&mut bytes).map_err(|e| e.to_string())?;
+            let log_prob = f32::from_le_bytes(bytes);
+            if log_prob > 0.0 || !log_prob.is_finite() { Err("a probability is none".into()) } else { Ok(Kept { id, log_prob }) }
+        };
         let (likeliest, samples) = (list(likeliest, 1)?, list(samples, 0)?);
+        let likeliest = likeliest.into_iter().map(&mut exact).collect::<Result<_, _>>()?;
+        let samples = samples.into_iter().map(exact).collect::<Result<_, _>>()?;
         if gaps.next().is_some() {
             return Err("there are more gaps than ids".into());
         }
