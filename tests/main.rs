@@ -5,6 +5,7 @@
 
 mod cli;
 mod convert;
+mod export;
 mod golden;
 mod house;
 mod hub;

@@ -51,7 +51,7 @@ pub struct EngineArgs {
     pub context: Option<usize>,
 }
 
-fn parse_bits(text: &str) -> std::result::Result<u32, String> {
+pub fn parse_bits(text: &str) -> std::result::Result<u32, String> {
     match text.parse() {
         Ok(bits @ (1 | 2 | 3 | 4 | 8 | 16)) => Ok(bits),
         _ => Err("supported: 1, 2, 3, 4, 8, 16".to_owned()),

@@ -4,7 +4,7 @@ use super::bundle::{self, FORMAT_VERSION, Manifest, Provenance, Quantiser, Tenso
 use super::calibrate::Calibration;
 use super::families::{self, Role, TensorPlan};
 use super::import::Checkpoint;
-use super::source::{plain, read_rows, unquantised};
+use super::source::{plain, read_rows, source_shapes, unquantised};
 use super::staging::Staging;
 use crate::error::{Error, Result};
 use crate::hub::cache::check_room;
@@ -134,8 +134,14 @@ pub fn convert(
     let weights_sha256 = out.finish()?;
     let report = Report { family: plan.family, tensors: reports };
 
-    let entry =
-        |t: &TensorReport| TensorEntry { format: t.format, rows: t.rows, cols: t.cols, relative_error: t.error.relative() };
+    let entry = |(t, from): (&TensorReport, &TensorPlan)| TensorEntry {
+        format: t.format,
+        rows: t.rows,
+        cols: t.cols,
+        relative_error: t.error.relative(),
+        sources: source_shapes(from, checkpoint),
+        left_out: from.left_out,
+    };
     let widths = report.tensors.iter().filter(|t| t.format.is_quantised() && t.format.bits() <= 4).map(|t| t.format.bits());
     let manifest = Manifest {
         format_version: FORMAT_VERSION,
@@ -151,9 +157,10 @@ pub fn convert(
         },
         spec: plan.spec,
         weights_sha256,
-        tensors: report.tensors.iter().map(|t| (t.name.clone(), entry(t))).collect(),
+        tensors: report.tensors.iter().zip(&plan.tensors).map(|t| (t.0.name.clone(), entry(t))).collect(),
     };
     staging.write(bundle::MANIFEST, &json(&manifest))?;
+    staging.write(bundle::SOURCE_CONFIG, &json(&checkpoint.config))?;
     staging.write(bundle::TOKENIZER, &checkpoint.tokenizer.tokenizer_json)?;
     staging.write(bundle::TOKENIZER_CONFIG, &json(&checkpoint.tokenizer.config))?;
     if let Some(template) = &checkpoint.tokenizer.chat_template {

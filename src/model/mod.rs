@@ -5,6 +5,7 @@ pub mod calibrate;
 mod config;
 pub mod convert;
 pub mod decoder;
+pub mod export;
 pub mod families;
 pub mod import;
 mod source;
