@@ -10,6 +10,7 @@ mod golden;
 mod house;
 mod hub;
 mod models;
+mod official;
 mod pains;
 mod pipes;
 mod real_models;

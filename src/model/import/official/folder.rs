@@ -24,7 +24,7 @@ pub(in crate::model::import) fn holds(dir: &Path) -> bool {
 pub(in crate::model::import) fn open(dir: &Path) -> Result<Checkpoint> {
     let settings = read_text(&dir.join(SETTINGS))?.unwrap_or_default();
     let family = settings.lines().find_map(|line| line.strip_prefix("model_type=")).unwrap_or("").trim();
-    if !matches!(family, "qwen" | "gemma3" | "generic" | "llama" | "mistral" | "phi3" | "smollm3" | "gemma2") {
+    if !matches!(family, "qwen" | "gemma3" | "generic") {
         return Err(Error::unsupported(format!(
             "{}: model type {family:?} of an official bundle is not supported (supported: qwen, gemma3, generic)",
             dir.display()
