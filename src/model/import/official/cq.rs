@@ -65,7 +65,8 @@ impl CqMatrix {
         if header.orthogonal && (groups != 1 || size > MAX_ORTHOGONAL) {
             return Err(header.bad(format!("{groups} groups of {size} columns with an orthogonal rotation")));
         }
-        if !header.orthogonal && !(size.is_power_of_two() && (8..=MAX_HADAMARD).contains(&size)) {
+        let transforms = size.is_power_of_two() && (8..=MAX_HADAMARD).contains(&size);
+        if !header.orthogonal && !transforms {
             return Err(header.bad(format!("groups of {size} columns with a Hadamard rotation")));
         }
         let chunk = chunk_cols(bits);
