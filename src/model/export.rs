@@ -321,3 +321,44 @@ fn write_tokenizer(bundle: &Bundle, staging: &Staging) -> Result<()> {
 fn text(value: &Value) -> String {
     format!("{value:#}\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The divisors that llama.cpp's converter writes for Llama 3.2 1B, after
+    /// <https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf.py>.
+    fn divisors(factor: f64) -> Vec<f64> {
+        let one = |i: usize| {
+            let wavelength = std::f64::consts::TAU * 500_000f64.powf(2.0 * i as f64 / 64.0);
+            if wavelength < 8192.0 / 4.0 {
+                1.0
+            } else if wavelength > 8192.0 {
+                factor
+            } else {
+                let smooth = (8192.0 / wavelength - 1.0) / (4.0 - 1.0);
+                1.0 / ((1.0 - smooth) / factor + smooth)
+            }
+        };
+        (0..32).map(one).collect()
+    }
+
+    #[test]
+    fn divisors_of_llama3_become_its_rule() {
+        let config = |factors: &[f64]| {
+            json!({
+                "rope_theta": 5e5, "max_position_embeddings": 131072, "rope_scaling": { "rope_type": "factors", "factors": factors },
+            })
+        };
+        let frequencies = |config: &Value| Config(config).rope(64, None).unwrap().rope.frequencies;
+        for factor in [8.0, 32.0] {
+            let config = config(&divisors(factor));
+            let scaling = llama3_scaling(&config, &frequencies(&config)).unwrap();
+            assert_eq!((&scaling["rope_type"], scaling["factor"].as_f64()), (&json!("llama3"), Some(factor)));
+        }
+        let mut other = divisors(8.0);
+        other[20] *= 1.1;
+        let config = config(&other);
+        assert!(llama3_scaling(&config, &frequencies(&config)).is_err());
+    }
+}
