@@ -6,10 +6,12 @@
 mod cli;
 mod convert;
 mod eval;
+mod export;
 mod golden;
 mod house;
 mod hub;
 mod models;
+mod official;
 mod pains;
 mod pipes;
 mod real_models;

@@ -14,8 +14,8 @@ pub struct Args {
     /// Branch, tag or commit (default: main)
     #[arg(long)]
     revision: Option<String>,
-    /// Fetch the official prebuilt bundle with so many bits (such as 4 or 3.26) instead, if there is one. This
-    /// version cannot read it yet; without this option the original is fetched, for conversion
+    /// Fetch the official prebuilt bundle with so many bits (such as 4 or 3.26) instead, if there is one: an
+    /// archive, whose folder `cactus convert` reads once it is unpacked
     #[arg(long, value_name = "BITS", conflicts_with = "revision")]
     official: Option<f64>,
     /// No progress; only the path and errors

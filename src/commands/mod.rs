@@ -6,6 +6,7 @@ mod convert;
 mod doctor;
 mod download;
 mod eval;
+mod export;
 mod list;
 mod logits;
 mod machine;
@@ -37,6 +38,8 @@ enum Command {
     Run(run::Args),
     /// Convert a checkpoint to a bundle of small weights
     Convert(convert::Args),
+    /// Write the weights of a bundle as an ordinary Hugging Face checkpoint
+    Export(export::Args),
     /// Fetch a checkpoint and print where it is
     Download(download::Args),
     /// List the converted models on this machine
@@ -84,6 +87,7 @@ fn dispatch(command: Command, started: Instant) -> Outcome {
     match command {
         Command::Run(args) => run::run(&args, started),
         Command::Convert(args) => convert::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Download(args) => download::run(&args),
         Command::List(args) => list::run(&args),
         Command::Show(args) => show::run(&args),

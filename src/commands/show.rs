@@ -217,7 +217,7 @@ fn text(about: &Value) -> String {
     if let Some(archives) = about.pointer("/official/archives").and_then(Value::as_array) {
         let bits: Vec<String> = archives.iter().filter_map(|archive| Some(archive["bits"].as_f64()?.to_string())).collect();
         let repo = plain(&about["official"]["repo"]);
-        line("official", format!("{repo} has bundles of {} bits; this version cannot read them yet", bits.join(", ")));
+        line("official", format!("{repo} has bundles of {} bits (cactus download --official)", bits.join(", ")));
     }
     text + &tensors(&about["tensors"])
 }

@@ -23,6 +23,8 @@ pub const TOKENIZER: &str = "tokenizer.json";
 pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 pub const GENERATION_CONFIG: &str = "generation_config.json";
+/// The checkpoint's `config.json` as it was, or one made from the metadata of a GGUF file.
+pub const SOURCE_CONFIG: &str = "source_config.json";
 
 /// What `cactus.json` holds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -73,6 +75,23 @@ pub struct TensorEntry {
     pub cols: usize,
     /// Relative Frobenius error of the stored values.
     pub relative_error: f64,
+    /// Checkpoint tensors whose rows it stacks, in row order; empty in bundles written without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceShape>,
+    /// What Hugging Face checkpoints leave out of every value: 1 where they store `w` and mean `1 + w`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub left_out: f32,
+}
+
+/// A tensor of the checkpoint: its Hugging Face name and its shape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SourceShape {
+    pub name: String,
+    pub shape: Vec<usize>,
+}
+
+fn is_zero(value: &f32) -> bool {
+    *value == 0.0
 }
 
 /// The rotation signs as the manifest spells them.
@@ -159,6 +178,11 @@ impl Bundle {
             }
         }
         serde_json::from_value(value).map_err(|e| Error::bad_file(&manifest_path, e))
+    }
+
+    /// The configuration of the checkpoint; `None` in bundles written without.
+    pub fn source_config(&self) -> Result<Option<Value>> {
+        read_json(&self.path.join(SOURCE_CONFIG))
     }
 
     /// A tensor by name, checked against the manifest and the mapped file.

@@ -6,7 +6,7 @@ use super::encoder::{Aim, Encoder};
 use super::families::{self, ModelPlan, Role, TensorPlan};
 use super::import::Checkpoint;
 use super::moments::Factors;
-use super::source::unquantised;
+use super::source::{source_shapes, unquantised};
 use super::staging::Staging;
 use super::survey;
 use crate::error::{Error, Result};
@@ -153,8 +153,14 @@ pub fn convert(
     let weights_sha256 = out.finish()?;
     let report = Report { family: plan.family, tensors: reports };
 
-    let entry =
-        |t: &TensorReport| TensorEntry { format: t.format, rows: t.rows, cols: t.cols, relative_error: t.error.relative() };
+    let entry = |(t, from): (&TensorReport, &TensorPlan)| TensorEntry {
+        format: t.format,
+        rows: t.rows,
+        cols: t.cols,
+        relative_error: t.error.relative(),
+        sources: source_shapes(from, checkpoint),
+        left_out: from.left_out,
+    };
     let scalar = |f: Format| f.is_quantised() && f.bits() <= 4 && f.code() == Code::Scalar;
     let widths = report.tensors.iter().map(|t| t.format).filter(|f| scalar(*f)).map(Format::bits);
     let manifest = Manifest {
@@ -171,9 +177,10 @@ pub fn convert(
         },
         spec: plan.spec,
         weights_sha256,
-        tensors: report.tensors.iter().map(|t| (t.name.clone(), entry(t))).collect(),
+        tensors: report.tensors.iter().zip(&plan.tensors).map(|t| (t.0.name.clone(), entry(t))).collect(),
     };
     staging.write(bundle::MANIFEST, &json(&manifest))?;
+    staging.write(bundle::SOURCE_CONFIG, &json(&checkpoint.config))?;
     staging.write(bundle::TOKENIZER, &checkpoint.tokenizer.tokenizer_json)?;
     staging.write(bundle::TOKENIZER_CONFIG, &json(&checkpoint.tokenizer.config))?;
     if let Some(template) = &checkpoint.tokenizer.chat_template {

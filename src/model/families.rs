@@ -126,6 +126,8 @@ pub struct TensorPlan {
     pub sources: Vec<String>,
     /// Added to every element.
     pub offset: f32,
+    /// What a Hugging Face checkpoint leaves out of every element, whatever this checkpoint does.
+    pub left_out: f32,
 }
 
 /// What a checkpoint becomes.
@@ -269,10 +271,12 @@ impl Family {
 
     /// Which bundle tensors there are and what they are made of.
     fn tensors(&self, spec: &Decoder, checkpoint: &Checkpoint) -> Result<Vec<TensorPlan>> {
-        let offset = if self.norm_plus_one && !checkpoint.norms_include_one { 1.0 } else { 0.0 };
+        // Of norm weights.
+        let one = if self.norm_plus_one { 1.0 } else { 0.0 };
         let mut list = Vec::new();
-        let mut add = |name: String, role, sources: &[String], rows: usize, cols: usize, offset: f32| {
-            list.push(TensorPlan { name, role, rows, cols, sources: sources.to_vec(), offset });
+        let mut add = |name: String, role, sources: &[String], rows: usize, cols: usize, left_out: f32| {
+            let offset = if checkpoint.norms_include_one { 0.0 } else { left_out };
+            list.push(TensorPlan { name, role, rows, cols, sources: sources.to_vec(), offset, left_out });
         };
         let norm = |s: String| [s];
         add("embed".into(), Role::Embedding, &["model.embed_tokens.weight".into()], spec.vocab, spec.dim, 0.0);
@@ -291,14 +295,14 @@ impl Family {
                 let names: &[&str] = if self.fused { &["gate_up"] } else { &["gate", "up"] };
                 names.iter().map(|n| from(&format!("mlp.{n}_proj.{kind}"))).collect()
             };
-            add(to("attn.norm"), Role::Vector, &norm(from("input_layernorm.weight")), 1, dim, offset);
+            add(to("attn.norm"), Role::Vector, &norm(from("input_layernorm.weight")), 1, dim, one);
             add(to("attn.qkv"), Role::Matrix, &stacked("weight"), all, dim, 0.0);
             if qkv_bias {
                 add(to("attn.qkv.bias"), Role::Vector, &stacked("bias"), 1, all, 0.0);
             }
             if qk_norm {
-                add(to("attn.q_norm"), Role::Vector, &norm(from("self_attn.q_norm.weight")), 1, head_dim, offset);
-                add(to("attn.k_norm"), Role::Vector, &norm(from("self_attn.k_norm.weight")), 1, head_dim, offset);
+                add(to("attn.q_norm"), Role::Vector, &norm(from("self_attn.q_norm.weight")), 1, head_dim, one);
+                add(to("attn.k_norm"), Role::Vector, &norm(from("self_attn.k_norm.weight")), 1, head_dim, one);
             }
             add(to("attn.out"), Role::Matrix, &[from("self_attn.o_proj.weight")], dim, queries, 0.0);
             if out_bias {
@@ -307,12 +311,12 @@ impl Family {
             let before_mlp = match layer.norms {
                 NormPlacement::Pre => "post_attention_layernorm.weight",
                 NormPlacement::Sandwich => {
-                    add(to("attn.post_norm"), Role::Vector, &norm(from("post_attention_layernorm.weight")), 1, dim, offset);
-                    add(to("mlp.post_norm"), Role::Vector, &norm(from("post_feedforward_layernorm.weight")), 1, dim, offset);
+                    add(to("attn.post_norm"), Role::Vector, &norm(from("post_attention_layernorm.weight")), 1, dim, one);
+                    add(to("mlp.post_norm"), Role::Vector, &norm(from("post_feedforward_layernorm.weight")), 1, dim, one);
                     "pre_feedforward_layernorm.weight"
                 }
             };
-            add(to("mlp.norm"), Role::Vector, &norm(from(before_mlp)), 1, dim, offset);
+            add(to("mlp.norm"), Role::Vector, &norm(from(before_mlp)), 1, dim, one);
             add(to("mlp.gate_up"), Role::Matrix, &gated("weight"), 2 * hidden, dim, 0.0);
             add(to("mlp.down"), Role::Matrix, &[from("mlp.down_proj.weight")], dim, hidden, 0.0);
             if mlp_bias {
@@ -320,7 +324,7 @@ impl Family {
                 add(to("mlp.down.bias"), Role::Vector, &[from("mlp.down_proj.bias")], 1, dim, 0.0);
             }
         }
-        add("norm".into(), Role::Vector, &norm("model.norm.weight".into()), 1, spec.dim, offset);
+        add("norm".into(), Role::Vector, &norm("model.norm.weight".into()), 1, spec.dim, one);
         if !spec.tied {
             add("head".into(), Role::Head, &["lm_head.weight".into()], spec.vocab, spec.dim, 0.0);
         }

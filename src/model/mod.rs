@@ -6,6 +6,7 @@ mod config;
 pub mod convert;
 pub mod decoder;
 mod encoder;
+pub mod export;
 pub mod families;
 pub mod import;
 mod moments;

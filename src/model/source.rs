@@ -1,5 +1,6 @@
 //! The values of a bundle tensor: rows of the checkpoint tensors that it stacks.
 
+use super::bundle::SourceShape;
 use super::families::{Role, TensorPlan};
 use super::import::{Checkpoint, Encoding};
 use crate::error::{Error, Kind, Result};
@@ -38,6 +39,12 @@ pub fn unquantised(tensor: &TensorPlan, checkpoint: &Checkpoint) -> Result<Forma
         }
     }
     Ok(Format::F16)
+}
+
+/// Names and shapes of the checkpoint tensors that a bundle tensor stacks.
+pub fn source_shapes(tensor: &TensorPlan, checkpoint: &Checkpoint) -> Vec<SourceShape> {
+    let shape = |name: &String| Some(SourceShape { name: name.clone(), shape: checkpoint.tensors.get(name)?.shape.clone() });
+    tensor.sources.iter().filter_map(shape).collect()
 }
 
 /// Reads rows of the stacked source tensors of a bundle tensor.

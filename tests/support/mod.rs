@@ -4,11 +4,13 @@ mod checkpoint;
 mod command;
 mod gguf;
 pub mod hub;
+mod official;
 pub mod proxy;
 
 pub use checkpoint::{LARGEST, synthetic};
 pub use command::{Finished, Home, finish};
 pub use gguf::{as_gguf, as_gguf_cut_by};
+pub use official::as_official;
 
 use cactus::engine::{Engine, LoadOptions};
 use cactus::kernels::Level;

@@ -135,7 +135,7 @@ fn find_weights(dir: &Path) -> Result<Weights> {
 }
 
 /// Names of the files in `dir`, sorted. Names that are not Unicode are none we look for.
-fn list(dir: &Path) -> Result<BTreeSet<String>> {
+pub(super) fn list(dir: &Path) -> Result<BTreeSet<String>> {
     let failed = |e: std::io::Error| Error::io("read", dir, &e);
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(dir).map_err(failed)? {

@@ -39,6 +39,11 @@ const FAMILIES: [Family; 7] = [
     Family { name: "phi3", class: "Phi3ForCausalLM", model_type: "phi3", interleaved: false },
 ];
 
+/// The Hugging Face `model_type` of an architecture, if it is in the table.
+pub(super) fn model_type(class: &str) -> Option<&'static str> {
+    FAMILIES.iter().find(|family| family.class == class).map(|family| family.model_type)
+}
+
 /// Far above any real model; bounds the per-layer lists of the config.
 const MAX_LAYERS: usize = 1024;
 
@@ -112,6 +117,7 @@ fn source(part: &Header, info: &TensorInfo) -> SourceTensor {
         order: RowOrder::Plain,
         file: Arc::clone(&part.file),
         offset: info.offset,
+        official: None,
     }
 }
 

@@ -11,6 +11,7 @@ mod gguf_header;
 #[cfg(test)]
 mod gguf_tests;
 mod gguf_tokenizer;
+pub mod official;
 mod safetensors;
 mod sentencepiece;
 mod sentencepiece_model;
@@ -33,6 +34,8 @@ pub enum Encoding {
     BF16,
     /// A GGUF block format; rows are whole blocks.
     Block(BlockType),
+    /// A file of an official bundle that decodes itself, so many bits a weight.
+    Official(u8),
 }
 
 impl Encoding {
@@ -42,6 +45,7 @@ impl Encoding {
             Encoding::F32 => elements.checked_mul(4),
             Encoding::F16 | Encoding::BF16 => elements.checked_mul(2),
             Encoding::Block(b) => (elements / b.elements()).checked_mul(b.bytes()),
+            Encoding::Official(bits) => elements.checked_mul(usize::from(bits)).map(|bits| bits / 8),
         }
     }
 }
@@ -81,6 +85,8 @@ pub struct SourceTensor {
     pub file: Arc<SourceFile>,
     /// Byte offset of the first element in the file. The range has been checked against the file size.
     pub offset: u64,
+    /// The decoder of [`Encoding::Official`].
+    pub official: Option<Arc<official::Tensor>>,
 }
 
 /// An open checkpoint file; reads are positioned, so threads share it.
@@ -146,6 +152,9 @@ impl SourceTensor {
     pub fn read_rows(&self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         let width = self.width();
         assert!(rows.end <= self.rows() && out.len() == rows.len() * width);
+        if let Some(official) = &self.official {
+            return official.read_rows(rows, out);
+        }
         let row_bytes = self.encoding.bytes(width).expect("checked when opened");
         let mut bytes = vec![0u8; row_bytes * if self.order == RowOrder::Plain { rows.len() } else { 1 }];
         if self.order == RowOrder::Plain {
@@ -182,6 +191,7 @@ fn decode(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
             }
         }
         Encoding::Block(block) => block.dequantize(bytes, out),
+        Encoding::Official(_) => unreachable!("has a decoder of its own"),
     }
 }
 
@@ -217,11 +227,12 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face folder, one `.safetensors` file of such a folder, or a `.gguf` file.
+    /// Opens a Hugging Face folder, one `.safetensors` file of such a folder, a `.gguf` file, or a folder of
+    /// official `.weights` files.
     pub fn open(path: &Path) -> Result<Self> {
         let meta = std::fs::metadata(path).map_err(|e| Error::io("open", path, &e))?;
         if meta.is_dir() {
-            return folder::open(path);
+            return if official::holds(path) { official::open(path) } else { folder::open(path) };
         }
         match path.extension().and_then(|e| e.to_str()) {
             Some("gguf") => gguf::open(path),

@@ -72,7 +72,8 @@ pub(super) fn open(path: &Path) -> Result<Tensors> {
             }
         };
         let offset = data_start + info.data_offsets.0 as u64;
-        let tensor = SourceTensor { shape: info.shape, encoding, order: RowOrder::Plain, file: file.clone(), offset };
+        let tensor =
+            SourceTensor { shape: info.shape, encoding, order: RowOrder::Plain, file: file.clone(), offset, official: None };
         tensors.floats.insert(name, tensor);
     }
     Ok(tensors)
