@@ -265,6 +265,33 @@ fn loops_are_counted_in_watched_prompts() {
     assert!(number(&row["loops"], "short") >= 0.5 && row.get("accuracy").is_none(), "{row}");
 }
 
+/// Of a chat, what the assistant says and the token that ends it are scored, and nothing else.
+#[test]
+fn chats_are_scored_turn_by_turn() {
+    let stage = Stage::new();
+    let engine = load(&stage.reference);
+    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let chat = [turn("user", "Hi"), turn("assistant", "one two"), turn("user", "More"), turn("assistant", "three")];
+    let messages = chat.iter().map(|turn| serde_json::from_value(turn.clone()).expect("a message")).collect::<Vec<_>>();
+    let sequences = evaluate::chats(&engine.tokenizer, &engine.template, &[messages], 200).expect("sequences");
+    let said: Vec<String> = sequences
+        .iter()
+        .flat_map(|s| s.targets.iter().map(|range| &s.ids[range.clone()]))
+        .map(|ids| {
+            let (end, text) = ids.split_last().expect("tokens");
+            assert!(engine.tokenizer.is_control(*end), "{ids:?}");
+            engine.tokenizer.decode(text)
+        })
+        .collect();
+    assert_eq!((sequences.len(), said), (1, vec!["one two".to_owned(), "three".to_owned()]));
+    let file = stage.write("chats.jsonl", &[json!({ "messages": chat }), json!({ "messages": chat[..2] })]);
+    let args = ["--against", &stage.reference, "--chat", &file, "--json"];
+    let row = json(&stage.eval(&[&[stage.model.as_str()][..], &args].concat()).ok());
+    let first = sequences[0].targets[0].len();
+    assert_eq!((&row["chunks"], &row["tokens"]), (&json!(2), &json!(sequences[0].scored() + first)));
+    assert!(number(&row, "mean_kl") > 1e-3);
+}
+
 #[test]
 fn what_is_asked_wrongly_is_said() {
     let stage = Stage::new();

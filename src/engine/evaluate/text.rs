@@ -27,13 +27,13 @@ pub fn chunks(tokenizer: &Tokenizer, text: &str, chunk: usize, limit: Option<usi
         if let Some(bos) = bos {
             ids[0] = bos;
         }
-        Sequence { document, ids, targets: vec![chunk / 2 + 1..chunk] }
+        Sequence { document, ids, targets: std::iter::once(chunk / 2 + 1..chunk).collect() }
     };
     Ok(ids.chunks_exact(chunk).take(limit.unwrap_or(usize::MAX)).enumerate().map(sequence).collect())
 }
 
 /// The turns of the assistant in chats, rendered by the model's template. A turn is scored from what follows
-/// the prompt that would ask for it to the token that ends it, both included; what the template writes behind
+/// the prompt that would ask for it to the control token that ends it, both included; what the template writes behind
 /// is not. A chat is one sequence as long as each further turn only adds to it; a template that changes what
 /// was said before (leaving out old reasoning, say) makes a sequence of its own for the turn. Sequences are
 /// cut at `longest` tokens.
@@ -53,7 +53,8 @@ pub fn chats(tokenizer: &Tokenizer, template: &ChatTemplate, chats: &[Vec<Messag
             let mut ids = encode(&messages[..=at], false)?;
             // A prompt may open a block that a given answer does not show; the common beginning is the prompt.
             let start = prompt.iter().zip(&ids).take_while(|(a, b)| a == b).count().max(1);
-            let end_token = (start..ids.len()).rev().find(|&i| tokenizer.eos_ids().contains(&ids[i]));
+            let ends = |id: u32| tokenizer.eos_ids().contains(&id) || tokenizer.is_control(id);
+            let end_token = (start..ids.len()).rev().find(|&i| ends(ids[i]));
             ids.truncate(end_token.map_or(ids.len(), |i| i + 1).min(longest));
             if start >= ids.len() {
                 continue;
