@@ -25,6 +25,8 @@ pub const SAMPLE: &str = include_str!("calibration.txt");
 
 /// Tokens of a run.
 const CHUNK: usize = 512;
+/// Tokens whose products are summed up at once; long sums are quicker.
+const MOMENT_TOKENS: usize = 2048;
 /// Added to the diagonal of second moments, in units of its mean.
 const DAMPING: f32 = 0.01;
 /// The same for a table that is looked up as well, where every direction counts.
@@ -205,9 +207,10 @@ impl<'a> Calibration<'a> {
     fn add(&self, moments: &mut Moments, original: &[f32], rounded: Option<&[f32]>) {
         let cols = original.len() / self.texts.iter().map(Vec::len).sum::<usize>().max(1);
         let Machine { kernel, pool, .. } = &self.machine;
-        for (i, original) in original.chunks(CHUNK * cols).enumerate() {
+        let chunk = MOMENT_TOKENS * cols;
+        for (i, original) in original.chunks(chunk).enumerate() {
             match rounded {
-                Some(x) => moments.add(&x[i * CHUNK * cols..][..original.len()], Some(original), kernel, pool),
+                Some(x) => moments.add(&x[i * chunk..][..original.len()], Some(original), kernel, pool),
                 None => moments.add(original, None, kernel, pool),
             }
         }

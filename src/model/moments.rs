@@ -208,9 +208,9 @@ struct Lower {
 
 struct Block {
     columns: Range<usize>,
-    /// The diagonal block, `[width, width]`.
-    pivot: Vec<f32>,
-    /// What is below it, `[n - end, width]`.
+    /// Inverse of the diagonal block, `[width, width]`, and its transpose.
+    inverse: [Vec<f32>; 2],
+    /// What is below the diagonal block, `[n - end, width]`.
     below: Vec<f32>,
     /// What is left of it, transposed: `[start, width]`.
     before: Vec<f32>,
@@ -220,11 +220,9 @@ impl Lower {
     fn new(lower: &[f32], n: usize) -> Self {
         let block = |start: usize| {
             let columns = start..(start + GROUP).min(n);
-            let rows = |rows: Range<usize>, columns: Range<usize>| -> Vec<f32> {
-                rows.flat_map(|r| &lower[r * n + columns.start..r * n + columns.end]).copied().collect()
-            };
+            let below = (columns.end..n).flat_map(|r| &lower[r * n + columns.start..r * n + columns.end]).copied().collect();
             let before = (0..start).flat_map(|c| columns.clone().map(move |r| lower[r * n + c])).collect();
-            Block { pivot: rows(columns.clone(), columns.clone()), below: rows(columns.end..n, columns.clone()), before, columns }
+            Block { inverse: inverse(lower, n, &columns), below, before, columns }
         };
         Lower { n, blocks: (0..n).step_by(GROUP).map(block).collect() }
     }
@@ -232,53 +230,63 @@ impl Lower {
     /// Replaces every row `b` of `[rows, n]` by the `y` with `y L L^T = b`.
     fn solve(&self, b: &mut [f32], kernel: &MatMulFloat, pool: &Pool) {
         for block in &self.blocks {
-            let width = block.columns.len();
-            let solved = self.solve_block(b, block, |z, pivot| {
-                for c in 0..width {
-                    let known: f64 = (0..c).map(|k| z[k] * f64::from(pivot[c * width + k])).sum();
-                    z[c] = (z[c] - known) / f64::from(pivot[c * width + c]);
-                }
-            });
-            self.take_off(b, &solved, &block.below, block.columns.end..self.n, kernel, pool);
+            self.eliminate(b, block, &block.inverse[0], &block.below, block.columns.end..self.n, kernel, pool);
         }
         for block in self.blocks.iter().rev() {
-            let width = block.columns.len();
-            let solved = self.solve_block(b, block, |y, pivot| {
-                for c in (0..width).rev() {
-                    let known: f64 = (c + 1..width).map(|k| y[k] * f64::from(pivot[k * width + c])).sum();
-                    y[c] = (y[c] - known) / f64::from(pivot[c * width + c]);
-                }
-            });
-            self.take_off(b, &solved, &block.before, 0..block.columns.start, kernel, pool);
+            self.eliminate(b, block, &block.inverse[1], &block.before, 0..block.columns.start, kernel, pool);
         }
     }
 
-    /// Solves the columns of a block in place and returns them, `[rows, width]`.
-    fn solve_block(&self, b: &mut [f32], block: &Block, solve: impl Fn(&mut [f64], &[f32])) -> Vec<f32> {
-        let width = block.columns.len();
-        let mut solved = Vec::with_capacity(b.len() / self.n * width);
-        let mut values = [0.0f64; GROUP];
-        for row in b.chunks_exact_mut(self.n) {
-            let part = &mut row[block.columns.clone()];
-            values.iter_mut().zip(part.iter()).for_each(|(v, x)| *v = f64::from(*x));
-            solve(&mut values[..width], &block.pivot);
-            part.iter_mut().zip(&values).for_each(|(x, v)| *x = *v as f32);
-            solved.extend_from_slice(part);
+    /// Solves the columns of a block in place and takes what they explain off the columns `rest`.
+    #[allow(clippy::too_many_arguments)]
+    fn eliminate(
+        &self,
+        b: &mut [f32],
+        block: &Block,
+        inverse: &[f32],
+        panel: &[f32],
+        rest: Range<usize>,
+        kernel: &MatMulFloat,
+        pool: &Pool,
+    ) {
+        let (rows, width) = (b.len() / self.n, block.columns.len());
+        let part: Vec<f32> = b.chunks_exact(self.n).flat_map(|row| &row[block.columns.clone()]).copied().collect();
+        let mut solved = vec![0.0f32; rows * width];
+        kernel.run(pool, FloatMatrix::F32(inverse), width, &part, None, &mut solved);
+        for (row, solved) in b.chunks_exact_mut(self.n).zip(solved.chunks_exact(width)) {
+            row[block.columns.clone()].copy_from_slice(solved);
         }
-        solved
-    }
-
-    /// `b[:, columns] -= solved panel^T`
-    fn take_off(&self, b: &mut [f32], solved: &[f32], panel: &[f32], columns: Range<usize>, kernel: &MatMulFloat, pool: &Pool) {
-        if columns.is_empty() {
+        if rest.is_empty() {
             return;
         }
-        let mut product = vec![0.0f32; b.len() / self.n * columns.len()];
-        kernel.run(pool, FloatMatrix::F32(panel), columns.len(), solved, None, &mut product);
-        for (row, product) in b.chunks_exact_mut(self.n).zip(product.chunks_exact(columns.len())) {
-            row[columns.clone()].iter_mut().zip(product).for_each(|(b, p)| *b -= p);
+        let mut product = vec![0.0f32; rows * rest.len()];
+        kernel.run(pool, FloatMatrix::F32(panel), rest.len(), &solved, None, &mut product);
+        for (row, product) in b.chunks_exact_mut(self.n).zip(product.chunks_exact(rest.len())) {
+            row[rest.clone()].iter_mut().zip(product).for_each(|(b, p)| *b -= p);
         }
     }
+}
+
+/// Inverse of a diagonal block of a lower triangular matrix, and its transpose; computed in f64.
+fn inverse(lower: &[f32], n: usize, columns: &Range<usize>) -> [Vec<f32>; 2] {
+    let width = columns.len();
+    let at = |r: usize, c: usize| f64::from(lower[(columns.start + r) * n + columns.start + c]);
+    let mut inverse = vec![0.0f64; width * width];
+    for c in 0..width {
+        inverse[c * width + c] = 1.0 / at(c, c);
+        for r in c + 1..width {
+            let known: f64 = (c..r).map(|k| at(r, k) * inverse[k * width + c]).sum();
+            inverse[r * width + c] = -known / at(r, r);
+        }
+    }
+    let mut both = [vec![0.0f32; width * width], vec![0.0f32; width * width]];
+    for r in 0..width {
+        for c in 0..=r {
+            both[0][r * width + c] = inverse[r * width + c] as f32;
+            both[1][c * width + r] = inverse[r * width + c] as f32;
+        }
+    }
+    both
 }
 
 /// Cholesky factor of the symmetric matrix whose lower triangle is in `a [n, n]`, in place, by blocks of

@@ -18,6 +18,9 @@ pub const CODED: u8 = 0x80;
 /// How far above the root mean square of the weights a scale may need to be: targets grow by feedback.
 const HEADROOM: f32 = 4.0;
 
+/// Times that scales are fitted to what was rounded, and the group rounded again.
+const REFITS: usize = 1;
+
 /// Finds the trellis codes nearest to `targets [STEPS, 16]` in units of `scales`; handed in because the fast
 /// search lives elsewhere. Arguments: bits, levels, targets, scales, choices.
 pub type Search<'a> = &'a (dyn Fn(usize, &[i8; TABLE], &[f32; VALUES], &[f32; VALUES], &mut [u8; VALUES]) + Sync);
@@ -98,9 +101,18 @@ pub fn encode_band(
     let mut error = SquareError::default();
     for group in 0..layout.groups() {
         let width = layout.group_width(group);
-        let scale_codes = band.scales(group);
-        let scales: Vec<f32> = scale_codes.iter().map(|q| header.scales.value(*q)).collect();
-        let (levels, codes) = band.round_group(group, &scales, feedback, tools);
+        let before = band.group_targets(group);
+        let mut scale_codes = band.scales(group);
+        let value = |codes: &[u8]| -> Vec<f32> { codes.iter().map(|q| header.scales.value(*q)).collect() };
+        let mut scales = value(&scale_codes);
+        let (mut levels, mut codes) = band.round_group(group, &scales, feedback, tools);
+        for _ in 0..REFITS {
+            // Targets have grown by what the group's own columns left over: fit scales to them.
+            scale_codes = band.fitted_scales(group, &levels);
+            scales = value(&scale_codes);
+            band.set_group_targets(group, &before);
+            (levels, codes) = band.round_group(group, &scales, feedback, tools);
+        }
         if let Some(feedback) = feedback {
             band.feed_later(group, &levels, &scales, feedback, tools.product);
         }
@@ -137,6 +149,33 @@ impl Band<'_> {
             self.header.scales.code(rms / self.header.unit)
         };
         (0..self.count).map(row).collect()
+    }
+
+    /// The scales that fit the levels of a group best to the targets that they were chosen for.
+    fn fitted_scales(&self, group: usize, levels: &[i8]) -> Vec<u8> {
+        let (padded, width) = (self.layout.padded_cols(), self.layout.group_width(group));
+        let row = |r: usize| {
+            let targets = &self.targets[r * padded + group * GROUP..][..width];
+            let (mut product, mut square) = (0.0f32, 0.0f32);
+            for (t, level) in targets.iter().zip(&levels[r * width..]) {
+                product += t * f32::from(*level);
+                square += f32::from(*level).powi(2);
+            }
+            self.header.scales.code((product / square.max(1.0)).max(0.0))
+        };
+        (0..self.count).map(row).collect()
+    }
+
+    fn group_targets(&self, group: usize) -> Vec<f32> {
+        let (padded, width) = (self.layout.padded_cols(), self.layout.group_width(group));
+        self.targets.chunks_exact(padded).flat_map(|t| &t[group * GROUP..][..width]).copied().collect()
+    }
+
+    fn set_group_targets(&mut self, group: usize, values: &[f32]) {
+        let (padded, width) = (self.layout.padded_cols(), self.layout.group_width(group));
+        for (t, v) in self.targets.chunks_exact_mut(padded).zip(values.chunks_exact(width)) {
+            t[group * GROUP..][..width].copy_from_slice(v);
+        }
     }
 
     /// Levels `[rows, width]` of a group, and the codes of each column block by tile.
