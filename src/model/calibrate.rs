@@ -29,7 +29,7 @@ const CHUNK: usize = 512;
 /// Tokens whose products are summed up at once; long sums are quicker.
 const MOMENT_TOKENS: usize = 2048;
 /// Added to the diagonal of second moments, in units of its mean.
-const DAMPING: f32 = 0.03;
+const DAMPING: f32 = 0.08;
 /// The same for a table that is looked up as well, where every direction counts.
 const TABLE_DAMPING: f32 = 0.11;
 /// Tokens that the moments for a tied head are taken from at most.
