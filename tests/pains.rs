@@ -2,7 +2,7 @@
 //! tests begin with `p` and a number here and everywhere else.
 
 use crate::golden::Golden;
-use crate::support::{Home, as_gguf, as_gguf_cut_by, bundle, engine, finish, relative, source};
+use crate::support::{Home, as_gguf, as_gguf_cut_by, bundle, engine, finish, plain_options, relative, source};
 use cactus::engine::chat::{Message, RenderOptions, Rendered, Role};
 use cactus::engine::sampler::Sampling;
 use cactus::engine::tokenizer::Tokenizer;
@@ -10,8 +10,7 @@ use cactus::engine::{Answer, Engine, Finish, LoadOptions, Request, Session, gene
 use cactus::error::{Error, Kind};
 use cactus::kernels::Level;
 use cactus::model::Bundle;
-use cactus::model::bundle::Provenance;
-use cactus::model::convert::{self, Event, Options, Report};
+use cactus::model::convert::{self, Event, Report};
 use cactus::model::import::Checkpoint;
 use cactus::quant::{CqLayout, decode::decode_row};
 use safetensors::SafeTensors;

@@ -6,8 +6,8 @@ use super::encoder::{Aim, Encoder};
 use super::families::{self, ModelPlan, Role, TensorPlan};
 use super::import::Checkpoint;
 use super::moments::Factors;
-use super::source::{source_shapes, unquantised};
 use super::record::{self, Found, Record};
+use super::source::{source_shapes, unquantised};
 use super::staging::Staging;
 use super::survey;
 use super::work::Work;
@@ -250,7 +250,7 @@ impl Job<'_> {
         let tensors = plan.tensors.iter().enumerate().map(|(i, tensor)| TensorReport::new(tensor, &record, i)).collect();
         let report = Report { family: plan.family, tensors };
         self.write_texts(&report, weights_sha256, calibration.is_some())?;
-        record.remove(dir);
+        record::remove(dir);
         Ok(report)
     }
 

@@ -99,10 +99,10 @@ impl Record {
     /// Writes the record to `dir`, where `bytes` bytes of the weights file with this hash are finished, and
     /// the residual streams of that moment.
     pub fn write(&mut self, dir: &Path, bytes: u64, hash: &Sha256, streams: &[&[f32]]) -> Result<()> {
-        let before = self.streams.take();
         (self.bytes, self.sha256) = (bytes, hex(hash.clone()));
+        self.streams = None;
         if !streams.is_empty() {
-            let file = format!("streams-{}", self.errors.len());
+            let file = format!("{RECORD}.streams-{}", self.errors.len());
             let path = dir.join(&file);
             let mut hash = Sha256::new();
             let mut out = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
@@ -115,12 +115,10 @@ impl Record {
         }
         let text = serde_json::to_string(self).map_err(|e| Error::unsupported(format!("the record of a conversion: {e}")))?;
         let (path, next) = (dir.join(RECORD), dir.join(format!("{RECORD}.next")));
-        fs::write(&next, format!("{}\n{text}", hex(Sha256::new_with_prefix(&text)))).map_err(|e| Error::io("write", &next, &e))?;
+        fs::write(&next, format!("{}\n{text}", hex(Sha256::new_with_prefix(&text))))
+            .map_err(|e| Error::io("write", &next, &e))?;
         fs::rename(&next, &path).map_err(|e| Error::io("write", &path, &e))?;
-        let now = self.streams.as_ref().map(|s| &s.file);
-        if let Some(before) = before.filter(|s| Some(&s.file) != now) {
-            let _ = fs::remove_file(dir.join(before.file));
-        }
+        remove_files(dir, |name| name != RECORD && self.streams.as_ref().is_none_or(|s| s.file != name));
         Ok(())
     }
 
@@ -166,12 +164,19 @@ impl Record {
         };
         Some(Found { bytes: record.bytes, record, hash, streams })
     }
+}
 
-    /// Removes the record from a folder whose bundle is complete.
-    pub fn remove(self, dir: &Path) {
-        let _ = fs::remove_file(dir.join(RECORD));
-        if let Some(streams) = self.streams {
-            let _ = fs::remove_file(dir.join(streams.file));
+/// Removes the record from a folder whose bundle is complete.
+pub fn remove(dir: &Path) {
+    remove_files(dir, |_| true);
+}
+
+/// Removes files of the record, also such as a killed process has left.
+fn remove_files(dir: &Path, which: impl Fn(&str) -> bool) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(RECORD) && which(&name) {
+            let _ = fs::remove_file(entry.path());
         }
     }
 }

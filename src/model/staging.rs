@@ -13,7 +13,8 @@ pub struct Staging {
     kept: bool,
 }
 
-/// In a staging folder: what its work needs to go on after its process has ended.
+/// In a staging folder: the record that its work needs to go on after its process has ended. Names of files that
+/// belong to it begin with this.
 pub const RECORD: &str = "progress";
 /// How long other conversions leave a folder with a record alone.
 const RECORD_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);

@@ -62,12 +62,7 @@ pub fn sample<'a>(plan: &ModelPlan, texts: &'a [Vec<u32>]) -> Vec<&'a [u32]> {
 }
 
 /// Measures all matrices of a model on sample texts. `each` is told the work as it is done.
-pub fn sensitivities(
-    checkpoint: &Checkpoint,
-    plan: &ModelPlan,
-    texts: &[Vec<u32>],
-    each: Each,
-) -> Result<Sensitivities> {
+pub fn sensitivities(checkpoint: &Checkpoint, plan: &ModelPlan, texts: &[Vec<u32>], each: Each) -> Result<Sensitivities> {
     let (level, pool) = (Level::best(None), Pool::new(Pool::default_threads()));
     let dim = plan.spec.dim;
     let ids = sample(plan, texts);
@@ -181,28 +176,28 @@ impl Survey<'_> {
             }
             Ok(out)
         };
-        // Probabilities of the reference, and the mean of the logarithm of each under itself.
+        // Probabilities of the reference, and the mean of the logarithm of each under itself. Sums are taken in
+        // order, so that they do not depend on the threads.
         let mut reference = output(&heads[0], &streams[0])?;
         let vocab = self.plan.spec.vocab;
-        let entropy: f64 = reference
-            .par_chunks_exact_mut(vocab)
-            .map(|row| {
-                let total = log_sum(row);
-                let mut sum = 0.0f64;
-                for x in row.iter_mut() {
-                    let log = *x - total;
-                    *x = log.exp();
-                    sum += f64::from(*x * log);
-                }
-                sum
-            })
-            .sum();
+        let entropy = |row: &mut [f32]| {
+            let total = log_sum(row);
+            let mut sum = 0.0f64;
+            for x in row.iter_mut() {
+                let log = *x - total;
+                *x = log.exp();
+                sum += f64::from(*x * log);
+            }
+            sum
+        };
+        let entropy: f64 = reference.par_chunks_exact_mut(vocab).map(entropy).collect::<Vec<f64>>().iter().sum();
         let divergence = |logits: &[f32]| -> f64 {
             let cross = |(p, z): (&[f32], &[f32])| {
                 let sum: f64 = p.iter().zip(z).map(|(p, z)| f64::from(p * z)).sum();
                 sum - f64::from(log_sum(z))
             };
-            let cross: f64 = reference.par_chunks_exact(vocab).zip(logits.par_chunks_exact(vocab)).map(cross).sum();
+            let rows_of = reference.par_chunks_exact(vocab).zip(logits.par_chunks_exact(vocab));
+            let cross: f64 = rows_of.map(cross).collect::<Vec<f64>>().iter().sum();
             ((entropy - cross) / rows.len() as f64).max(0.0)
         };
         let mut found = Sensitivities::new();

@@ -17,6 +17,7 @@ use cactus::kernels::Level;
 use cactus::model::bundle::Provenance;
 use cactus::model::convert::{Options, convert};
 use cactus::model::import::Checkpoint;
+use cactus::quant::{Bits, Code};
 use std::path::{Path, PathBuf};
 
 /// A file or folder of the repository.
