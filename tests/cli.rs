@@ -121,7 +121,7 @@ fn exit_codes_tell_who_is_wrong() {
     // Refused by the option parser, which has a form of its own.
     for args in [
         vec!["run", "--no-such-option"],
-        vec!["run", "--bits", "5", "--prompt", "x"],
+        vec!["run", "--bits", "9", "--prompt", "x"],
         vec!["run", "--threads", "0", "--prompt", "x"],
         vec!["no-such-command"],
         vec![],

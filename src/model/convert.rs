@@ -2,25 +2,23 @@
 
 use super::bundle::{self, FORMAT_VERSION, Manifest, Provenance, Quantiser, TensorEntry};
 use super::calibrate::Calibration;
+use super::choice::{Choice, choose};
 use super::encoder::{Aim, Encoder};
 use super::families::{self, ModelPlan, Role, TensorPlan};
 use super::import::Checkpoint;
 use super::moments::Factors;
 use super::record::{self, Found, Record};
-use super::source::{source_shapes, unquantised};
+use super::source::source_shapes;
 use super::staging::Staging;
-use super::survey;
 use super::work::Work;
 use crate::error::{Error, Kind, Result};
 use crate::hub::cache::check_room;
-use crate::quant::allocate::{DISTORTION, Item, allocate};
 use crate::quant::encode::SquareError;
 use crate::quant::encode_trellis::BAND_ROWS;
 use crate::quant::format::ALIGN;
 use crate::quant::{Bits, Code, CqLayout, Format};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -311,90 +309,6 @@ impl Job<'_> {
 /// Pretty JSON, with a line feed at the end.
 fn json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
-}
-
-/// What [`choose`] decides, tensor by tensor.
-struct Choice {
-    formats: Vec<Format>,
-    expected: Vec<Option<f64>>,
-    /// For a table that is embedding and head in one.
-    table: Option<Factors>,
-}
-
-/// Decides the formats of all tensors.
-fn choose(
-    checkpoint: &Checkpoint,
-    plan: &ModelPlan,
-    options: &Options,
-    calibration: &mut Option<Calibration>,
-    on_event: &mut dyn FnMut(Event) -> Result<()>,
-) -> Result<Choice> {
-    let mut choice = Choice { formats: Vec::new(), expected: vec![None; plan.tensors.len()], table: None };
-    let uniform = options.bits.uniform();
-    if uniform.is_none() && calibration.is_none() {
-        return Err(Error::usage(format!("{} bits are a mixture, and finding it needs text to calibrate on", options.bits))
-            .with_hint("leave out --calibrate none"));
-    }
-    let mut gains = BTreeMap::new();
-    if let Some(calibration) = calibration.as_mut().filter(|_| plan.spec.tied || uniform.is_none()) {
-        on_event(Event::Stage("running the original model"))?;
-        let mut each = |work| on_event(Event::Advance(work));
-        let (table, found) = calibration.original_pass(options.code, uniform.is_none(), &mut each)?;
-        (choice.table, gains) = (Some(table).filter(|_| plan.spec.tied), found);
-    }
-    let of_bits = |bits: u32, tensor: &TensorPlan| match bits {
-        16 => unquantised(tensor, checkpoint),
-        _ => Format::cq(bits, options.code)
-            .ok_or_else(|| Error::usage(format!("{bits} bits a matrix (there are 1, 2, 3, 4, 8, 16)"))),
-    };
-    // Plain rounding of the head costs more than it saves.
-    let plain = calibration.is_none() && options.bits < Bits::EIGHT;
-    let head = options.head_bits.or(uniform.map(|bits| if plain { 8 } else { bits }));
-    let fixed = |tensor: &TensorPlan| match tensor.role {
-        Role::Vector => Ok(Some(Format::F32)),
-        Role::Matrix => uniform.map(|bits| of_bits(bits, tensor)).transpose(),
-        Role::Embedding | Role::Head => head.map(|bits| of_bits(bits, tensor)).transpose(),
-    };
-    let fixed: Vec<Option<Format>> = plan.tensors.iter().map(fixed).collect::<Result<_>>()?;
-    let free: Vec<usize> = (0..fixed.len()).filter(|i| fixed[*i].is_none()).collect();
-    choice.formats = fixed.iter().map(|f| f.unwrap_or(Format::F32)).collect();
-    if free.is_empty() {
-        return Ok(choice);
-    }
-    on_event(Event::Stage("measuring how much each matrix matters"))?;
-    let mut each = |work| on_event(Event::Advance(work));
-    let sensitivities = survey::sensitivities(checkpoint, plan, &options.calibration, &mut each)?;
-    let weights: u64 = plan.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum();
-    let taken: usize = plan.tensors.iter().zip(&fixed).filter_map(|(t, f)| f.as_ref()?.bytes(t.rows, t.cols)).sum();
-    let budget = (weights as f64 * options.bits.value() / 8.0) as u64;
-    let mut items = Vec::new();
-    for &i in &free {
-        let tensor = &plan.tensors[i];
-        let candidates = survey::candidates(options.code, tensor.rows, tensor.cols)?;
-        let error = |name: &str| sensitivities.get(name).copied().unwrap_or(0.0) / survey::PROBE_DISTORTION;
-        let gain = |name: &str| gains.get(name).copied().unwrap_or(1.0);
-        let error = match tensor.role {
-            // Looking up is helped by nothing, the output by feedback.
-            Role::Embedding if plan.spec.tied => error("embed") + error("head") * gain("head"),
-            Role::Embedding => error("embed"),
-            _ => error(&tensor.name) * gain(&tensor.name),
-        };
-        items.push(Item { bytes: candidates.map(|c| c.1), cost: DISTORTION.map(|d| d * error) });
-    }
-    let widths = allocate(&items, budget.saturating_sub(taken as u64)).ok_or_else(|| {
-        let least: u64 = items.iter().map(|item| item.bytes[0]).sum::<u64>() + taken as u64;
-        Error::usage(format!(
-            "{} bits a weight are too few: this model needs {:.2}",
-            options.bits,
-            8.0 * least as f64 / weights as f64
-        ))
-    })?;
-    for ((&i, width), item) in free.iter().zip(widths).zip(&items) {
-        let tensor = &plan.tensors[i];
-        choice.formats[i] = survey::candidates(options.code, tensor.rows, tensor.cols)?[width].0;
-        choice.expected[i] = Some(item.cost[width]);
-    }
-    Ok(choice)
 }
 
 /// The safetensors header. Tensors must follow one another without gaps, so the bytes that align the next

@@ -2,6 +2,7 @@
 
 pub mod bundle;
 pub mod calibrate;
+mod choice;
 mod config;
 pub mod convert;
 pub mod decoder;
