@@ -1,6 +1,6 @@
 //! How much work the parts of a conversion are, in one measure, so that progress can be shown and the time left
 //! be estimated. The unit is a thousand multiply-adds of a float product; all else is weighed by how long it
-//! takes beside that, as measured on processors with AVX2 and AVX-512. Estimates only: nothing depends on them.
+//! takes beside that, as measured with a small model on AVX-512. Estimates only: nothing depends on them.
 
 use super::calibrate::original_texts;
 use super::convert::Options;
@@ -10,13 +10,13 @@ use crate::quant::feedback;
 use crate::quant::{Bits, Code, CqLayout, Format};
 
 /// Multiply-adds that a weight is worth: searching its trellis code, rounding it to a scalar code, copying it.
-const TRELLIS: f64 = 2000.0;
+const TRELLIS: f64 = 3000.0;
 const SCALAR: f64 = 100.0;
 const COPY: f64 = 10.0;
 /// The same for a row and an element of the matrices in the factorisation of moments.
 const FACTOR: f64 = 0.2;
 /// What a multiply-add with 8-bit weights costs, as in the survey.
-const QUANTISED: f64 = 0.5;
+const QUANTISED: f64 = 0.4;
 
 /// The work of one conversion.
 pub struct Work {
@@ -55,8 +55,9 @@ impl Work {
                 Role::Head if calibrated => moments(layout, tokens, crossed),
                 _ => 0.0,
             };
-            let factors = calibrated && (tensor.role == Role::Matrix || tensor.role == Role::Head || plan.spec.tied);
-            work.tensors.push((thousands(inputs), thousands(rounding(tensor, layout, factors, factors && crossed))));
+            let feedback = calibrated && (tensor.role != Role::Embedding || plan.spec.tied);
+            let aims = feedback && crossed && tensor.role != Role::Embedding;
+            work.tensors.push((thousands(inputs), thousands(rounding(tensor, layout, feedback, aims))));
         }
         work
     }
