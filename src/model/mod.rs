@@ -12,7 +12,7 @@ pub mod import;
 mod moments;
 mod source;
 pub mod spec;
-mod staging;
+pub(crate) mod staging;
 mod survey;
 
 pub use bundle::Bundle;
