@@ -187,9 +187,8 @@ const GENERATED_SHARE: f64 = 0.5;
 fn sample(checkpoint: &Checkpoint, target: &Path, wanted: &Wanted, terminal: &mut Terminal) -> Result<(Vec<Vec<u32>>, String)> {
     let tokens = wanted.tokens;
     let count = |texts: &[Vec<u32>]| texts.iter().map(Vec::len).sum::<usize>();
-    let share: f64 = std::env::var("CACTUS_X_SHARE").ok().and_then(|v| v.parse().ok()).unwrap_or(GENERATED_SHARE);
     let asked = match wanted.calibrate {
-        Calibrate::Auto => (tokens as f64 * share) as usize,
+        Calibrate::Auto => (tokens as f64 * GENERATED_SHARE) as usize,
         Calibrate::Generated => tokens,
         _ => 0,
     };
@@ -221,8 +220,7 @@ fn sample(checkpoint: &Checkpoint, target: &Path, wanted: &Wanted, terminal: &mu
 
 /// Lets the model write.
 fn generate(checkpoint: &Checkpoint, target: &Path, tokens: usize, terminal: &mut Terminal) -> Result<Vec<Vec<u32>>> {
-    let longest = std::env::var("CACTUS_X_LONGEST").ok().and_then(|v| v.parse().ok()).unwrap_or(calibration_text::LONGEST);
-    let amount = self_text::Amount { tokens, longest, seed: 0 };
+    let amount = self_text::Amount { tokens, longest: calibration_text::LONGEST, seed: 0 };
     terminal::catch_interrupts();
     terminal.start("the model writes text to calibrate on", Some(tokens as u64), false);
     let texts = self_text::write(checkpoint, target, &amount, &mut |tokens| {

@@ -184,3 +184,7 @@ fn chat(piece: &str) -> Option<Vec<Message>> {
     }
     messages.iter().any(|m| m.role == Role::Assistant).then_some(messages)
 }
+
+#[cfg(test)]
+#[path = "calibration_text_tests.rs"]
+mod tests;

@@ -205,3 +205,7 @@ fn open_turn(tokenizer: &Tokenizer, template: &ChatTemplate, messages: &[Message
     let rendered = template.render(&messages, &options(false))?;
     rendered.before(MARK).map(|open| tokenizer.encode_prompt(&open)).transpose()
 }
+
+#[cfg(test)]
+#[path = "self_text_tests.rs"]
+mod tests;
