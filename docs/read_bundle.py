@@ -26,6 +26,8 @@ TILE_ROWS = 64
 BLOCK_COLS = 8
 PLAIN = {"f32": "<f4", "f16": "<f2"}
 CQ_BITS = {"cq1": 1, "cq2": 2, "cq3": 3, "cq4": 4, "cq8": 8}
+TCQ_BITS = {"tcq1": 1, "tcq2": 2, "tcq3": 3, "tcq4": 4}
+HEADER = 128  # bytes before the first tile of a trellis tensor
 
 
 def bf16(words):
@@ -84,6 +86,29 @@ def unpack(blocks, bits):
     return codes.reshape(tiles, TILE_ROWS, count * BLOCK_COLS)
 
 
+def trellis(blocks, bits):
+    """Indices [tiles, 64 rows, width] of the levels of trellis-coded column blocks, shaped as for `unpack`."""
+    tiles, count, _ = blocks.shape
+    chunks = blocks.reshape(tiles, count, bits, 64)
+    # Circles of 128 coded bits: four in a block, bit s % 8 of byte s / 8 first to last.
+    coded = np.unpackbits(chunks[:, :, 0].reshape(tiles, count, 4, 16), axis=3, bitorder="little").astype(np.uint16)
+    window = sum(np.roll(coded, j, axis=3) << j for j in range(9))  # bit j: the coded bit j steps before
+    parity = np.array([bin(w).count("1") & 1 for w in range(512)], np.uint8)
+    masks = [0xF2, 0x14D, 0x170, 0x85] if bits == 1 else [0xF2, 0x14D, 0x78]
+    index = sum(parity[window & mask] << i for i, mask in enumerate(masks))
+    index = index.reshape(tiles, count, 8, 8, 8)  # row within its row block, column, row block
+    for t in range(8):
+        free = np.zeros((tiles, count, 64), np.uint8)
+        if bits > 1:
+            free |= chunks[:, :, 1] >> t & 1
+        if bits == 3:
+            free |= (chunks[:, :, 2] >> t & 1) << 1
+        if bits == 4:
+            free |= (chunks[:, :, 2 + t % 2] >> (t // 2 * 2) & 3) << 1
+        index[:, :, :, :, t] |= free.reshape(tiles, count, 8, 8) << 3
+    return index.transpose(0, 4, 2, 1, 3).reshape(tiles, TILE_ROWS, count * BLOCK_COLS)
+
+
 def hadamard(n):
     """The Sylvester matrix of order n (a power of two): entry (i, j) is -1 to the number of ones in i AND j."""
     h = np.ones((1, 1), np.float32)
@@ -92,8 +117,10 @@ def hadamard(n):
     return h
 
 
-def decode_cq(data, rows, cols, bits, levels, signs):
-    """The float32 matrix [rows, padded cols] of a CQ tensor; `levels` is None for 8 bits: codes are levels there."""
+def decode_cq(data, rows, cols, bits, levels, signs, base=None):
+    """The float32 matrix [rows, padded cols] of a CQ tensor; `levels` is None for 8 bits: codes are levels there.
+
+    `base` is given for trellis codes: the bits that scale bytes are added to."""
     groups = -(-cols // GROUP)
     tiles = -(-rows // TILE_ROWS)
     block_bytes = 64 * bits
@@ -104,9 +131,15 @@ def decode_cq(data, rows, cols, bits, levels, signs):
         width = group_width(cols, group)
         size = width // BLOCK_COLS * block_bytes
         blocks = data[:, at : at + size].reshape(tiles, width // BLOCK_COLS, block_bytes)
-        scales = bf16(np.ascontiguousarray(data[:, at + size : at + size + 2 * TILE_ROWS]).view("<u2"))
-        at += size + 2 * TILE_ROWS
-        codes = unpack(blocks, bits)
+        if base is None:
+            scales = bf16(np.ascontiguousarray(data[:, at + size : at + size + 2 * TILE_ROWS]).view("<u2"))
+            codes = unpack(blocks, bits)
+            at += size + 2 * TILE_ROWS
+        else:
+            q = data[:, at + size : at + size + TILE_ROWS].astype(np.uint32)
+            scales = np.where(q > 0, (base + (q << 19)).view(np.float32), np.float32(0))
+            codes = trellis(blocks, bits)
+            at += size + TILE_ROWS
         y = (codes.view(np.int8) if levels is None else levels[codes]).astype(np.float32) * scales[:, :, None]
         # The stored values are y = H D w / sqrt(n). H is symmetric and H H = n, so w = D H y / sqrt(n).
         parts.append(y.reshape(-1, width) @ hadamard(width) * (signs[:width] / np.sqrt(np.float32(width))))
@@ -134,6 +167,9 @@ class Bundle:
             return bf16(data.view("<u2")).reshape(rows, cols)
         if kind in PLAIN:
             return data.view(PLAIN[kind]).astype(np.float32).reshape(rows, cols)
+        if kind in TCQ_BITS:
+            levels, base = data[:64].view(np.int8), data[64:68].view("<u4")[0]
+            return decode_cq(data[HEADER:], rows, cols, TCQ_BITS[kind], levels, self.signs, base)[:, :cols]
         bits = CQ_BITS[kind]
         levels = None if bits == 8 else np.array(self.manifest["quantiser"]["codebooks"][str(bits)], np.int8)
         return decode_cq(data, rows, cols, bits, levels, self.signs)[:, :cols]

@@ -16,4 +16,5 @@ mod pains;
 mod pipes;
 mod real_models;
 mod repl;
+mod resume;
 mod support;

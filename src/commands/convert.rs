@@ -6,7 +6,9 @@ use super::terminal::{self, Terminal};
 use cactus::error::Error;
 use cactus::model::Bundle;
 use cactus::model::convert::Report;
-use cactus::quant::Code;
+use cactus::model::families;
+use cactus::model::import::Checkpoint;
+use cactus::quant::{Bits, Code};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -17,7 +19,10 @@ pub struct Args {
     model: ModelArgs,
     /// Folder to write (default: the cache, where `cactus run` finds it)
     dir: Option<PathBuf>,
-    /// Bits of the embedding table and the output head (default: 8 below 8 bits, otherwise as --bits)
+    /// Bytes that the weights may take, such as 500M or 1.5G; chooses the bits
+    #[arg(long, value_parser = parse_size, conflicts_with = "bits")]
+    size: Option<u64>,
+    /// Bits of the embedding table and the output head (default: as --bits; 8 below that with --calibrate none)
     #[arg(long, value_parser = ["1", "2", "3", "4", "8", "16"])]
     head_bits: Option<String>,
     /// What rounding below 8 bits is fitted to: shipped (text that comes with the program), generated (text that
@@ -44,13 +49,16 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Outcome {
     let mut terminal = Terminal::new(args.quiet);
-    let bits = args.model.bits();
     if Bundle::is_bundle(Path::new(args.model.name())) {
         return Err(Error::usage(format!("{} is converted already", args.model.name()))
             .with_hint("give the checkpoint that it was made from")
             .into());
     }
     let found = model_options::find(args.model.name(), &mut terminal)?;
+    let bits = match args.size {
+        Some(size) => bits_for(&found.path, size)?,
+        None => args.model.bits(),
+    };
     let target = match &args.dir {
         Some(dir) => dir.clone(),
         None => model_options::cached_bundle(args.model.name(), &found, bits)?,
@@ -76,6 +84,35 @@ pub fn run(args: &Args) -> Outcome {
     }
 }
 
+/// `500M`, `1.5G`, or bytes.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let (number, unit) = match text.find(|c: char| c.is_ascii_alphabetic()) {
+        Some(at) => text.split_at(at),
+        None => (text, ""),
+    };
+    let factor = match unit.to_ascii_uppercase().trim_end_matches('B') {
+        "" => 1.0,
+        "K" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        _ => return Err("a number of bytes, or one with K, M or G behind it".to_owned()),
+    };
+    match number.trim().parse::<f64>() {
+        Ok(number) if number > 0.0 && number * factor < 1e15 => Ok((number * factor) as u64),
+        _ => Err("a number of bytes, or one with K, M or G behind it".to_owned()),
+    }
+}
+
+/// The most bits a weight that fit `size` bytes.
+fn bits_for(checkpoint: &Path, size: u64) -> Result<Bits, Error> {
+    let plan = families::plan(&Checkpoint::open(checkpoint)?)?;
+    let weights: usize = plan.tensors.iter().map(|t| t.rows * t.cols).sum();
+    let bits = (800.0 * size as f64 / weights as f64).floor() / 100.0;
+    Bits::new(bits.min(8.0)).ok_or_else(|| {
+        Error::usage(format!("{size} bytes are {bits:.2} bits for each of {weights} weights; at least 1 is needed"))
+    })
+}
+
 fn parse_share(text: &str) -> Result<String, String> {
     match text.parse::<f32>() {
         _ if text == "off" => {}
@@ -86,14 +123,18 @@ fn parse_share(text: &str) -> Result<String, String> {
 }
 
 fn as_table(report: &Report, target: &Path, seconds: f64) -> String {
-    let mut text = format!("{:28} {:>16} {:>6} {:>8} {:>9}\n", "tensor", "shape", "format", "bits", "error");
+    let mut text = format!("{:28} {:>16} {:>6} {:>8} {:>9}", "tensor", "shape", "format", "bits", "error");
+    // Expected divergence, where bits were chosen by it.
+    let mixed = report.tensors.iter().any(|t| t.expected_kl.is_some());
+    text += if mixed { "  expected KL\n" } else { "\n" };
     for t in &report.tensors {
         let shape = format!("{} x {}", t.rows, t.cols);
+        let kl = t.expected_kl.map_or(String::new(), |kl| format!("  {kl:11.5}"));
         let padded = if t.padded { "  padded to whole groups" } else { "" };
         let error = t.error.relative();
         let _ = writeln!(
             text,
-            "{:28} {shape:>16} {:>6} {:8.3} {error:9.5}{padded}",
+            "{:28} {shape:>16} {:>6} {:8.3} {error:9.5}{kl}{padded}",
             t.name,
             t.format.to_string(),
             t.bits_per_weight()
@@ -116,6 +157,7 @@ fn as_json(report: &Report, target: &Path, seconds: f64) -> serde_json::Value {
         json!({
             "name": t.name, "rows": t.rows, "cols": t.cols, "format": t.format, "bytes": t.bytes,
             "bits_per_weight": t.bits_per_weight(), "relative_error": t.error.relative(), "padded": t.padded,
+            "expected_kl": t.expected_kl,
         })
     };
     json!({

@@ -258,9 +258,10 @@ pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mu
     let report = convert::convert(&checkpoint, target, &options, &mut |event| {
         match event {
             convert::Event::Warning(text) => terminal.note(&format!("warning: {text}")),
-            convert::Event::Stage(text) => terminal.note(text),
-            convert::Event::Start { weights } => terminal.start(&what, Some(weights), false),
-            convert::Event::Advance(weights) => terminal.advance(weights),
+            convert::Event::Note(text) => terminal.note(text),
+            convert::Event::Start { work, done } => terminal.start_work(&what, work, done),
+            convert::Event::Stage(text) => terminal.stage(&what, text),
+            convert::Event::Advance(work) => terminal.advance(work),
         }
         not_interrupted()
     });

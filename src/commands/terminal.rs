@@ -132,6 +132,30 @@ impl Terminal {
 
     /// Begins a progress bar; without a terminal one line says what is done. `bytes`: amounts are bytes.
     pub fn start(&mut self, what: &str, total: Option<u64>, bytes: bool) {
+        let amounts = if bytes { "{bytes}/{total_bytes} {bytes_per_sec}" } else { "{human_pos}/{human_len} {per_sec}" };
+        match total {
+            Some(_) => self.start_bar(what, total, &format!("{{msg}} {{wide_bar}} {amounts} {{eta}} left")),
+            None => self.start_bar(what, total, "{msg} {spinner} {bytes} {bytes_per_sec}"),
+        }
+    }
+
+    /// The same for work in a unit that says nothing to people, of which some was done earlier.
+    pub fn start_work(&mut self, what: &str, total: u64, done: u64) {
+        self.start_bar(what, Some(total), "{msg} {wide_bar} {percent}% {eta} left");
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+            bar.reset_eta();
+        }
+    }
+
+    /// Says on the progress bar what is done now.
+    pub fn stage(&self, what: &str, stage: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("{what}: {stage}"));
+        }
+    }
+
+    fn start_bar(&mut self, what: &str, total: Option<u64>, template: &str) {
         self.finish();
         if self.quiet {
             return;
@@ -139,13 +163,8 @@ impl Terminal {
         if !std::io::stderr().is_terminal() {
             return self.note(what);
         }
-        let amounts = if bytes { "{bytes}/{total_bytes} {bytes_per_sec}" } else { "{human_pos}/{human_len} {per_sec}" };
-        let template = match total {
-            Some(_) => format!("{{msg}} {{wide_bar}} {amounts} {{eta}} left"),
-            None => "{msg} {spinner} {bytes} {bytes_per_sec}".to_owned(),
-        };
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(10));
-        if let Ok(style) = ProgressStyle::with_template(&template) {
+        if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
         bar.set_message(what.to_owned());

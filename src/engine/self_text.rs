@@ -68,7 +68,10 @@ pub fn write(
     amount: &Amount,
     on_tokens: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<Vec<Vec<u32>>> {
-    let folder = Staging::create(target)?;
+    // Under a name of its own: an interrupted conversion to `target` is not to be disturbed.
+    let mut name = target.file_name().unwrap_or_default().to_owned();
+    name.push("-text");
+    let folder = Staging::create(&target.with_file_name(name))?;
     let bundle = folder.dir.join("writer");
     let options = Options {
         bits: Bits::EIGHT,

@@ -247,4 +247,46 @@ mod tests {
             assert!(found <= costs[seam] * (1.0 + 1e-5), "{found} {}", costs[seam]);
         }
     }
+
+    /// Bands of any shape decode to the error that encoding reported, and that is the known distortion where
+    /// groups are whole and sources Gaussian.
+    #[test]
+    fn bands_decode_to_the_reported_error() {
+        use crate::quant::decode::decode_row;
+        use crate::quant::encode::rotated_rows;
+        use crate::quant::encode_trellis::{Header, Tools, encode_band, largest_rms};
+        use crate::quant::{CqLayout, Format};
+        let kernel = TrellisSearch::select(Level::best(None));
+        let search = |bits: usize, table: &_, targets: &_, scales: &_, choices: &mut _| {
+            kernel.run(bits, &Job { table, targets, scales }, choices);
+        };
+        let tools = Tools { product: &|_, _, _, _| unreachable!("nothing is fed back"), search: &search };
+        for (format, expected) in [(Format::Tcq1, 0.276), (Format::Tcq2, 0.0735), (Format::Tcq3, 0.0193), (Format::Tcq4, 0.00505)]
+        {
+            for (rows, cols) in [(256, 256), (1, 1), (65, 104), (130, 576)] {
+                let layout = CqLayout::new(format, rows, cols).unwrap();
+                let mut weights: Vec<f32> = gaussian(rows * cols, 3).iter().map(|w| w * 0.02).collect();
+                if rows > 100 {
+                    weights[..cols].fill(0.0);
+                }
+                let header = Header::new(&layout, largest_rms(&layout, &weights));
+                let mut data = vec![0xaa; layout.bytes().unwrap()];
+                data[..layout.header_bytes()].copy_from_slice(&header.bytes());
+                let rotated = rotated_rows(&layout, &weights);
+                let tiles = &mut data[layout.header_bytes()..];
+                let reported = encode_band(&layout, &header, &rotated, &rotated, None, tools, tiles);
+                let (mut noise, mut out) = (0.0f64, vec![0.0; cols]);
+                for (row, weights) in weights.chunks_exact(cols).enumerate() {
+                    decode_row(&layout, &data, row, &mut out);
+                    noise += out.iter().zip(weights).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+                    assert!(row > 0 || rows < 100 || out.iter().all(|x| *x == 0.0), "a row of zeros stays one");
+                }
+                assert!((noise - reported.noise).abs() <= 1e-3 * noise + 1e-12, "{format} {rows}x{cols}: {noise} {reported:?}");
+                if cols == 256 {
+                    let ratio = noise / reported.signal / expected;
+                    assert!((0.93..1.02).contains(&ratio), "{format}: {ratio}");
+                }
+            }
+        }
+    }
 }

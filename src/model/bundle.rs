@@ -7,8 +7,9 @@ use super::spec::Decoder;
 use crate::error::{Error, Result};
 use crate::graph::Weight;
 use crate::quant::codebook::Codebook;
+use crate::quant::decode::valid_header;
 use crate::quant::rotate::SIGN_BITS;
-use crate::quant::{Bits, Format};
+use crate::quant::{Bits, Code, Format};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -197,6 +198,9 @@ impl Bundle {
         let range = self.places.get(name).ok_or_else(missing)?.clone();
         let weight = Weight { name: name.to_owned(), rows: entry.rows, cols: entry.cols, format: entry.format, range };
         weight.check(self.weights.len()).map_err(|e| e.context(weights_path.display()))?;
+        if weight.format.code() == Code::Trellis && !valid_header(&self.weights[weight.range.clone()]) {
+            return Err(Error::bad_file(&weights_path, format!("tensor {name} has levels or scales out of range")));
+        }
         Ok(weight)
     }
 

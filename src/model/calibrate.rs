@@ -10,6 +10,7 @@ use super::families::{ModelPlan, TensorPlan};
 use super::import::Checkpoint;
 use super::moments::{Factors, Moments};
 use super::source::{plain, read_rows, unquantised};
+use super::work;
 use crate::error::{Error, Result};
 use crate::graph::{Feed, Graph, Memory, Plan, Run, Weight};
 use crate::kernels::matmul_float::MatMulFloat;
@@ -28,11 +29,21 @@ const CHUNK: usize = 512;
 /// Tokens whose products are summed up at once; long sums are quicker.
 const MOMENT_TOKENS: usize = 2048;
 /// Added to the diagonal of second moments, in units of its mean.
-const DAMPING: f32 = 0.01;
+const DAMPING: f32 = 0.08;
 /// The same for a table that is looked up as well, where every direction counts.
 const TABLE_DAMPING: f32 = 0.11;
 /// Tokens that the moments for a tied head are taken from at most.
 const HEAD_TOKENS: usize = 8192;
+
+/// The part of the sample that the original model is run on in advance.
+pub fn original_texts(texts: &[Vec<u32>]) -> &[Vec<u32>] {
+    let mut tokens = 0;
+    let some = texts.iter().take_while(|text| {
+        tokens += text.len();
+        tokens - text.len() < HEAD_TOKENS
+    });
+    &texts[..some.count()]
+}
 
 /// The sample on its way through the network.
 pub struct Calibration<'a> {
@@ -101,21 +112,41 @@ impl<'a> Calibration<'a> {
         Ok(calibration)
     }
 
+    /// The residual streams between two layers, the original one first.
+    pub fn streams(&mut self) -> Result<Vec<&[f32]>> {
+        self.finish_layer()?;
+        Ok(std::iter::once(&self.original).chain(&self.rounded).map(|s| s.residual.as_slice()).collect())
+    }
+
+    /// Goes on between two layers, with the values of all [`streams`](Self::streams) there.
+    pub fn restore(&mut self, mut values: Vec<f32>) -> Result<()> {
+        let size = self.original.residual.len();
+        if values.len() != size * (1 + usize::from(self.rounded.is_some())) {
+            return Err(Error::unsupported("residual streams of another sample"));
+        }
+        if let Some(rounded) = &mut self.rounded {
+            *rounded = Stream { residual: values.split_off(size), inputs: Vec::new() };
+        }
+        self.original = Stream { residual: values, inputs: Vec::new() };
+        Ok(())
+    }
+
     /// Runs the original model on part of the sample, before anything is rounded. Returns what the moments of
     /// the last hidden states say about a table that is embedding and head in one, and with `gains` the gain of
-    /// feedback for every matrix by name (that of the head as `head`).
-    pub fn original_pass(&mut self, code: Code, gains: bool) -> Result<(Factors, BTreeMap<String, f64>)> {
-        let mut tokens = 0;
-        let some = self.texts.iter().take_while(|text| {
-            tokens += text.len();
-            tokens - text.len() < HEAD_TOKENS
-        });
-        let texts = &self.texts[..some.count()];
+    /// feedback for every matrix by name (that of the head as `head`). `each` is told the work as it is done.
+    pub fn original_pass(
+        &mut self,
+        code: Code,
+        gains: bool,
+        each: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<(Factors, BTreeMap<String, f64>)> {
+        let texts = original_texts(self.texts);
+        let tokens = texts.iter().map(Vec::len).sum::<usize>();
         let whole = std::mem::replace(&mut self.texts, texts);
         let mut stream = self.original.clone();
-        stream.residual.truncate(texts.iter().map(Vec::len).sum::<usize>() * self.plan.spec.dim);
+        stream.residual.truncate(tokens * self.plan.spec.dim);
         let factors = |inputs: &[f32], damping: f32| {
-            let cols = inputs.len() / texts.iter().map(Vec::len).sum::<usize>().max(1);
+            let cols = inputs.len() / tokens.max(1);
             let format = Format::cq(4, code).unwrap_or(Format::Cq4);
             let layout = CqLayout::new(format, 1, cols).ok_or_else(|| Error::unsupported("a matrix without columns"))?;
             let mut moments = Moments::new(&layout, false);
@@ -130,11 +161,14 @@ impl<'a> Calibration<'a> {
                 if let Some((name, _)) = PRODUCTS.get(product).filter(|_| gains) {
                     found.insert(format!("layers.{i}.{name}"), factors(&stream.inputs, DAMPING)?.gain);
                 }
+                let done = PRODUCTS.get(product).map(|(name, _)| self.tensor(&format!("layers.{i}.{name}")));
+                each(done.map_or(0, |tensor| work::original(tensor, tokens, gains)))?;
             }
         }
         let head = factors(&self.hidden(&stream)?, TABLE_DAMPING)?;
         found.insert("head".to_owned(), head.gain);
         self.texts = whole;
+        each(work::original_head(self.plan, tokens))?;
         Ok((head, found))
     }
 

@@ -6,10 +6,12 @@ use super::encoder::{Aim, Encoder};
 use super::families::{self, ModelPlan, Role, TensorPlan};
 use super::import::Checkpoint;
 use super::moments::Factors;
+use super::record::{self, Found, Record};
 use super::source::{source_shapes, unquantised};
 use super::staging::Staging;
 use super::survey;
-use crate::error::{Error, Result};
+use super::work::Work;
+use crate::error::{Error, Kind, Result};
 use crate::hub::cache::check_room;
 use crate::quant::allocate::{DISTORTION, Item, allocate};
 use crate::quant::encode::SquareError;
@@ -20,7 +22,8 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// What to convert to.
@@ -44,15 +47,19 @@ pub struct Options {
     pub source: Provenance,
 }
 
-/// What happens while converting. An error from the handler ends the conversion, and nothing is left of it.
+/// What happens while converting. An error from the handler ends the conversion, and nothing is left of it but,
+/// if it is [`Kind::Interrupted`] and the conversion is calibrated, what the next one needs to go on.
 pub enum Event<'a> {
     /// Something the user should know.
     Warning(&'a str),
-    /// Work begins: weights to convert in all.
-    Start { weights: u64 },
-    /// What is done before weights are written.
+    /// The same, with nothing wrong.
+    Note(&'a str),
+    /// Work begins: how much in all, and how much an earlier conversion has done. The unit takes about equally
+    /// long in all stages.
+    Start { work: u64, done: u64 },
+    /// What is done now.
     Stage(&'a str),
-    /// So many more weights are done.
+    /// So much more work is done.
     Advance(u64),
 }
 
@@ -79,6 +86,22 @@ pub struct Report {
 }
 
 impl TensorReport {
+    /// Of the finished tensor number `i`.
+    fn new(tensor: &TensorPlan, record: &Record, i: usize) -> Self {
+        let TensorPlan { name, rows, cols, .. } = tensor;
+        let (rows, cols, format) = (*rows, *cols, record.formats[i]);
+        TensorReport {
+            name: name.clone(),
+            rows,
+            cols,
+            format,
+            bytes: format.bytes(rows, cols).unwrap_or(0),
+            error: record.error(i),
+            expected_kl: record.expected(i),
+            padded: CqLayout::new(format, rows, cols).is_some_and(|l| l.padded_cols() != cols),
+        }
+    }
+
     pub fn bits_per_weight(&self) -> f64 {
         8.0 * self.bytes as f64 / (self.rows * self.cols) as f64
     }
@@ -102,7 +125,8 @@ impl Report {
 }
 
 /// Converts `checkpoint` into a bundle at `target`, which must not exist or be a bundle (it is replaced).
-/// The same input gives the same bytes. Until the last moment nothing is visible under the final name.
+/// The same input gives the same bytes, also when it goes on where an interrupted or killed conversion stopped.
+/// Until the last moment nothing is visible under the final name.
 pub fn convert(
     checkpoint: &Checkpoint,
     target: &Path,
@@ -119,81 +143,172 @@ pub fn convert(
         true => Some(Calibration::new(checkpoint, &plan, &options.calibration, options.sequential.is_some())?),
         false => None,
     };
-    let Choice { formats, expected, mut table } = choose(checkpoint, &plan, options, &mut calibration, on_event)?;
-    let sizes = plan.tensors.iter().zip(&formats).map(|(t, f)| f.bytes(t.rows, t.cols).unwrap_or(usize::MAX) as u64);
-    check_room(target, sizes.fold(0, u64::saturating_add), "the converted model")?;
-    let staging = Staging::create(target)?;
-    on_event(Event::Start { weights: plan.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum() })?;
-
-    let path = staging.dir.join(bundle::WEIGHTS);
-    let file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
-    let mut out = Output { file: BufWriter::with_capacity(1 << 20, file), hash: Sha256::new(), path };
-    out.write(&header(&plan.tensors, &formats)?)?;
-    let mut reports = Vec::new();
-    for ((tensor, format), expected_kl) in plan.tensors.iter().zip(formats).zip(expected) {
-        let mut factors = None;
-        if let (Some(calibration), Some(layout)) = (&mut calibration, CqLayout::new(format, tensor.rows, tensor.cols)) {
-            factors = match tensor.role {
-                Role::Embedding => table.take(),
-                Role::Head => Some(calibration.head(&layout)?),
-                _ => calibration.factors(&tensor.name, &layout)?,
-            };
+    let work = Work::new(&plan, options);
+    let mut start = |done: u64| on_event(Event::Start { work: work.total(), done });
+    let key = rounded.then(|| record::key(checkpoint, &plan, options));
+    let resumed = match &key {
+        Some(key) => Staging::take_over(target, |dir| Record::read(dir, key, bundle::WEIGHTS))?,
+        None => None,
+    };
+    let (staging, found, table) = match resumed {
+        Some((staging, found)) => {
+            start(work.before(found.record.finished()))?;
+            (staging, found, None)
         }
-        let mut kept = calibration.is_some().then(Vec::new);
-        let aim = factors.as_ref().map(|factors| Aim { factors, share: options.sequential });
-        let report = write_tensor(checkpoint, tensor, format, aim, &mut out, &mut kept, on_event)?;
-        out.write(&vec![0; report.bytes.next_multiple_of(ALIGN) - report.bytes])?;
-        if let (Some(calibration), Some(kept)) = (&mut calibration, kept) {
-            match tensor.role {
-                Role::Embedding => calibration.embedded(format, &kept)?,
-                Role::Matrix => calibration.stored(tensor, format, &kept),
-                Role::Head | Role::Vector => {}
+        None => {
+            start(0)?;
+            let Choice { formats, expected, table } = choose(checkpoint, &plan, options, &mut calibration, on_event)?;
+            let sizes = plan.tensors.iter().zip(&formats).map(|(t, f)| f.bytes(t.rows, t.cols).unwrap_or(usize::MAX) as u64);
+            check_room(target, sizes.fold(0, u64::saturating_add), "the converted model")?;
+            (Staging::create(target)?, Found::new(Record::new(key.as_deref().unwrap_or(""), formats, expected)), table)
+        }
+    };
+    let job = Job { checkpoint, plan: &plan, options, work: &work, staging: &staging };
+    match job.write(found, calibration, table, on_event) {
+        Ok(report) => {
+            staging.publish(target)?;
+            Ok(report)
+        }
+        Err(e) if rounded && e.kind == Kind::Interrupted => {
+            staging.keep();
+            Err(e.with_hint("what is done is kept: the same conversion will go on from there"))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// The writing of a bundle whose formats are chosen.
+struct Job<'a> {
+    checkpoint: &'a Checkpoint,
+    plan: &'a ModelPlan,
+    options: &'a Options,
+    work: &'a Work,
+    staging: &'a Staging,
+}
+
+impl Job<'_> {
+    /// Writes all files, the weights from where `found` ends.
+    fn write(
+        &self,
+        found: Found,
+        mut calibration: Option<Calibration>,
+        mut table: Option<Factors>,
+        on_event: &mut dyn FnMut(Event) -> Result<()>,
+    ) -> Result<Report> {
+        let Job { checkpoint, plan, options, work, staging } = *self;
+        let dir = &staging.dir;
+        let Found { mut record, bytes, hash, streams } = found;
+        let mut out = Output::open(dir.join(bundle::WEIGHTS), bytes, hash)?;
+        if let (Some(calibration), Some(streams)) = (&mut calibration, streams) {
+            calibration.restore(streams)?;
+            on_event(Event::Note(&format!("going on with {}", self.part(record.finished()))))?;
+        } else if calibration.is_some() {
+            record.write(dir, 0, &out.hash, &[])?;
+        }
+        if let Some(calibration) = calibration.as_mut().filter(|_| record.finished() == 0 && plan.spec.tied && table.is_none()) {
+            on_event(Event::Note("going on with the embedding table"))?;
+            table = Some(calibration.original_pass(options.code, false, &mut |_| on_event(Event::Advance(0)))?.0);
+        }
+        if out.bytes == 0 {
+            out.write(&header(&plan.tensors, &record.formats)?)?;
+        }
+        for (i, tensor) in plan.tensors.iter().enumerate().skip(record.finished()) {
+            let (format, (to_calibrate, to_round)) = (record.formats[i], work.tensors[i]);
+            let begins = i == 0 || self.part(i) != self.part(i - 1);
+            if begins {
+                on_event(Event::Stage(&self.part(i)))?;
             }
+            if let Some(calibration) = calibration.as_mut().filter(|_| begins && i > 0) {
+                out.flush()?;
+                record.write(dir, out.bytes, &out.hash, &calibration.streams()?)?;
+            }
+            let mut factors = None;
+            if let (Some(calibration), Some(layout)) = (&mut calibration, CqLayout::new(format, tensor.rows, tensor.cols)) {
+                factors = match tensor.role {
+                    Role::Embedding => table.take(),
+                    Role::Head => Some(calibration.head(&layout)?),
+                    _ => calibration.factors(&tensor.name, &layout)?,
+                };
+            }
+            on_event(Event::Advance(to_calibrate))?;
+            let mut kept = calibration.is_some().then(Vec::new);
+            let aim = factors.as_ref().map(|factors| Aim { factors, share: options.sequential });
+            let mut each = |rows: Range<usize>| {
+                let until = |row: usize| (u128::from(to_round) * row as u128 / tensor.rows as u128) as u64;
+                on_event(Event::Advance(until(rows.end) - until(rows.start)))
+            };
+            let error = write_tensor(checkpoint, tensor, format, aim, &mut out, &mut kept, &mut each)?;
+            out.align()?;
+            if let (Some(calibration), Some(kept)) = (&mut calibration, kept) {
+                match tensor.role {
+                    Role::Embedding => calibration.embedded(format, &kept)?,
+                    Role::Matrix => calibration.stored(tensor, format, &kept),
+                    Role::Head | Role::Vector => {}
+                }
+            }
+            record.push(error);
         }
-        reports.push(TensorReport { expected_kl, ..report });
+        let weights_sha256 = out.finish()?;
+        let tensors = plan.tensors.iter().enumerate().map(|(i, tensor)| TensorReport::new(tensor, &record, i)).collect();
+        let report = Report { family: plan.family, tensors };
+        self.write_texts(&report, weights_sha256, calibration.is_some())?;
+        record::remove(dir);
+        Ok(report)
     }
-    let weights_sha256 = out.finish()?;
-    let report = Report { family: plan.family, tensors: reports };
 
-    let entry = |(t, from): (&TensorReport, &TensorPlan)| TensorEntry {
-        format: t.format,
-        rows: t.rows,
-        cols: t.cols,
-        relative_error: t.error.relative(),
-        sources: source_shapes(from, checkpoint),
-        left_out: from.left_out,
-    };
-    let scalar = |f: Format| f.is_quantised() && f.bits() <= 4 && f.code() == Code::Scalar;
-    let widths = report.tensors.iter().map(|t| t.format).filter(|f| scalar(*f)).map(Format::bits);
-    let manifest = Manifest {
-        format_version: FORMAT_VERSION,
-        written_by: format!("cactus {}", env!("CARGO_PKG_VERSION")),
-        family: plan.family.to_owned(),
-        source: options.source.clone(),
-        quantiser: Quantiser {
-            bits: options.bits,
-            bits_per_weight: report.bits_per_weight(),
-            calibration_tokens: if calibration.is_some() { options.calibration.iter().map(Vec::len).sum() } else { 0 },
-            calibration_text: calibration.as_ref().map(|_| options.calibration_text.clone()).unwrap_or_default(),
-            rotation_signs: bundle::rotation_signs(),
-            codebooks: widths.map(|b| (b.to_string(), bundle::codebook_levels(b))).collect(),
-        },
-        spec: plan.spec,
-        weights_sha256,
-        tensors: report.tensors.iter().zip(&plan.tensors).map(|t| (t.0.name.clone(), entry(t))).collect(),
-    };
-    staging.write(bundle::MANIFEST, &json(&manifest))?;
-    staging.write(bundle::SOURCE_CONFIG, &json(&checkpoint.config))?;
-    staging.write(bundle::TOKENIZER, &checkpoint.tokenizer.tokenizer_json)?;
-    staging.write(bundle::TOKENIZER_CONFIG, &json(&checkpoint.tokenizer.config))?;
-    if let Some(template) = &checkpoint.tokenizer.chat_template {
-        staging.write(bundle::CHAT_TEMPLATE, template)?;
+    /// What a tensor is part of, for people. Where a part begins, a conversion can go on.
+    fn part(&self, tensor: usize) -> String {
+        let TensorPlan { name, role, .. } = &self.plan.tensors[tensor];
+        let layer = name.strip_prefix("layers.").and_then(|n| n.split('.').next()?.parse::<usize>().ok());
+        match layer {
+            Some(layer) => format!("layer {} of {}", layer + 1, self.plan.spec.layers.len()),
+            None if *role == Role::Embedding => "the embedding table".to_owned(),
+            None => "the output".to_owned(),
+        }
     }
-    if let Some(generation) = &checkpoint.generation {
-        staging.write(bundle::GENERATION_CONFIG, &json(generation))?;
+
+    /// Writes everything but the weights.
+    fn write_texts(&self, report: &Report, weights_sha256: String, calibrated: bool) -> Result<()> {
+        let Job { checkpoint, plan, options, staging, .. } = *self;
+        let entry = |(t, from): (&TensorReport, &TensorPlan)| TensorEntry {
+            format: t.format,
+            rows: t.rows,
+            cols: t.cols,
+            relative_error: t.error.relative(),
+            sources: source_shapes(from, checkpoint),
+            left_out: from.left_out,
+        };
+        let scalar = |f: Format| f.is_quantised() && f.bits() <= 4 && f.code() == Code::Scalar;
+        let widths = report.tensors.iter().map(|t| t.format).filter(|f| scalar(*f)).map(Format::bits);
+        let manifest = Manifest {
+            format_version: FORMAT_VERSION,
+            written_by: format!("cactus {}", env!("CARGO_PKG_VERSION")),
+            family: plan.family.to_owned(),
+            source: options.source.clone(),
+            quantiser: Quantiser {
+                bits: options.bits,
+                bits_per_weight: report.bits_per_weight(),
+                calibration_tokens: if calibrated { options.calibration.iter().map(Vec::len).sum() } else { 0 },
+                calibration_text: if calibrated { options.calibration_text.clone() } else { String::new() },
+                rotation_signs: bundle::rotation_signs(),
+                codebooks: widths.map(|b| (b.to_string(), bundle::codebook_levels(b))).collect(),
+            },
+            spec: plan.spec.clone(),
+            weights_sha256,
+            tensors: report.tensors.iter().zip(&plan.tensors).map(|t| (t.0.name.clone(), entry(t))).collect(),
+        };
+        staging.write(bundle::MANIFEST, &json(&manifest))?;
+        staging.write(bundle::SOURCE_CONFIG, &json(&checkpoint.config))?;
+        staging.write(bundle::TOKENIZER, &checkpoint.tokenizer.tokenizer_json)?;
+        staging.write(bundle::TOKENIZER_CONFIG, &json(&checkpoint.tokenizer.config))?;
+        if let Some(template) = &checkpoint.tokenizer.chat_template {
+            staging.write(bundle::CHAT_TEMPLATE, template)?;
+        }
+        if let Some(generation) = &checkpoint.generation {
+            staging.write(bundle::GENERATION_CONFIG, &json(generation))?;
+        }
+        Ok(())
     }
-    staging.publish(target)?;
-    Ok(report)
 }
 
 /// Pretty JSON, with a line feed at the end.
@@ -226,7 +341,8 @@ fn choose(
     let mut gains = BTreeMap::new();
     if let Some(calibration) = calibration.as_mut().filter(|_| plan.spec.tied || uniform.is_none()) {
         on_event(Event::Stage("running the original model"))?;
-        let (table, found) = calibration.original_pass(options.code, uniform.is_none())?;
+        let mut each = |work| on_event(Event::Advance(work));
+        let (table, found) = calibration.original_pass(options.code, uniform.is_none(), &mut each)?;
         (choice.table, gains) = (Some(table).filter(|_| plan.spec.tied), found);
     }
     let of_bits = |bits: u32, tensor: &TensorPlan| match bits {
@@ -249,7 +365,8 @@ fn choose(
         return Ok(choice);
     }
     on_event(Event::Stage("measuring how much each matrix matters"))?;
-    let sensitivities = survey::sensitivities(checkpoint, plan, &options.calibration, &mut || on_event(Event::Advance(0)))?;
+    let mut each = |work| on_event(Event::Advance(work));
+    let sensitivities = survey::sensitivities(checkpoint, plan, &options.calibration, &mut each)?;
     let weights: u64 = plan.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum();
     let taken: usize = plan.tensors.iter().zip(&fixed).filter_map(|(t, f)| f.as_ref()?.bytes(t.rows, t.cols)).sum();
     let budget = (weights as f64 * options.bits.value() / 8.0) as u64;
@@ -315,7 +432,8 @@ fn header(tensors: &[TensorPlan], formats: &[Format]) -> Result<Vec<u8>> {
     Ok(header)
 }
 
-/// Writes a tensor; its bytes are added to `kept` as well.
+/// Writes a tensor and gives its error; its bytes are added to `kept` as well. `each` is called with rows that
+/// are done.
 fn write_tensor(
     checkpoint: &Checkpoint,
     tensor: &TensorPlan,
@@ -323,21 +441,10 @@ fn write_tensor(
     aim: Option<Aim>,
     out: &mut Output,
     kept: &mut Option<Vec<u8>>,
-    on_event: &mut dyn FnMut(Event) -> Result<()>,
-) -> Result<TensorReport> {
-    let layout = CqLayout::new(format, tensor.rows, tensor.cols);
-    let mut report = TensorReport {
-        name: tensor.name.clone(),
-        rows: tensor.rows,
-        cols: tensor.cols,
-        format,
-        bytes: 0,
-        error: SquareError::default(),
-        expected_kl: None,
-        padded: layout.is_some_and(|l| l.padded_cols() != l.cols),
-    };
+    each: &mut dyn FnMut(Range<usize>) -> Result<()>,
+) -> Result<SquareError> {
+    let mut sum = SquareError::default();
     let mut write = |bytes: &[u8]| -> Result<()> {
-        report.bytes += bytes.len();
         kept.iter_mut().for_each(|kept| kept.extend_from_slice(bytes));
         out.write(bytes)
     };
@@ -346,32 +453,55 @@ fn write_tensor(
     // Enough bands at a time to keep all cores busy, few enough to stay small.
     let bands = tensor.rows.div_ceil(BAND_ROWS);
     let batch = (2 * rayon::current_num_threads()).min((64 << 20) / (BAND_ROWS * tensor.cols * 4)).max(1);
+    let rows = |band: usize| band * BAND_ROWS..((band + 1) * BAND_ROWS).min(tensor.rows);
     for start in (0..bands).step_by(batch) {
-        let band = |band: usize| encoder.rows(band * BAND_ROWS..((band + 1) * BAND_ROWS).min(tensor.rows));
         let done: Vec<(Vec<u8>, SquareError)> =
-            (start..bands.min(start + batch)).into_par_iter().map(band).collect::<Result<_>>()?;
+            (start..bands.min(start + batch)).into_par_iter().map(|band| encoder.rows(rows(band))).collect::<Result<_>>()?;
         for (band, (bytes, error)) in done.into_iter().enumerate() {
             write(&bytes)?;
-            report.error += error;
-            let rows = BAND_ROWS.min(tensor.rows - (start + band) * BAND_ROWS);
-            on_event(Event::Advance((rows * tensor.cols) as u64))?;
+            sum += error;
+            each(rows(start + band))?;
         }
     }
-    Ok(report)
+    Ok(sum)
 }
 
 /// The weights file being written.
 struct Output {
     file: BufWriter<File>,
-    /// Of everything written.
-    hash: Sha256,
     path: PathBuf,
+    /// Bytes of the file, and their hash.
+    bytes: u64,
+    hash: Sha256,
 }
 
 impl Output {
+    /// Goes on with a file after its first `bytes`, whose hash is known.
+    fn open(path: PathBuf, bytes: u64, hash: Sha256) -> Result<Self> {
+        let open = || {
+            let mut file = File::options().write(true).create(true).truncate(false).open(&path)?;
+            file.set_len(bytes)?;
+            file.seek(SeekFrom::End(0))?;
+            Ok(file)
+        };
+        let file = open().map_err(|e| Error::io("create", &path, &e))?;
+        Ok(Output { file: BufWriter::with_capacity(1 << 20, file), path, bytes, hash })
+    }
+
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.hash.update(bytes);
+        self.bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(|e| Error::io("write", &self.path, &e))
+    }
+
+    /// Fills up to where a tensor may begin.
+    fn align(&mut self) -> Result<()> {
+        let missing = self.bytes.next_multiple_of(ALIGN as u64) - self.bytes;
+        self.write(&vec![0; missing as usize])
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.file.flush().map_err(|e| Error::io("write", &self.path, &e))
     }
 
     /// Gives the SHA-256 of the file in hexadecimal.
@@ -379,6 +509,6 @@ impl Output {
         let failed = |e: std::io::Error| Error::io("write", &self.path, &e);
         let file = self.file.into_inner().map_err(|e| failed(e.into_error()))?;
         file.sync_all().map_err(|e| Error::io("write", &self.path, &e))?;
-        Ok(self.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(record::hex(self.hash))
     }
 }

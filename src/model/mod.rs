@@ -10,9 +10,11 @@ pub mod export;
 pub mod families;
 pub mod import;
 mod moments;
+mod record;
 mod source;
 pub mod spec;
 pub(crate) mod staging;
 mod survey;
+mod work;
 
 pub use bundle::Bundle;

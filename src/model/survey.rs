@@ -8,6 +8,7 @@ use super::decoder;
 use super::encoder::Encoder;
 use super::families::{ModelPlan, Role, TensorPlan};
 use super::import::Checkpoint;
+use super::work;
 use crate::error::{Error, Result};
 use crate::graph::{Feed, Graph, Memory, Plan, Run, Weight};
 use crate::kernels::{Level, Pool};
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 
 /// Tokens that are run, and positions whose output is compared.
 const TOKENS: usize = 1024;
-const SCORED: usize = 128;
+pub const SCORED: usize = 128;
 /// Bytes that the versions of the residual stream may take together.
 const STREAM_BYTES: usize = 1 << 30;
 /// Rows of the output that are computed at once.
@@ -33,6 +34,9 @@ const BASE: Format = Format::Cq8;
 /// is the head as well counts as both: `embed` for look-ups, `head` for the output.
 pub type Sensitivities = BTreeMap<String, f64>;
 
+/// Called with work that is done.
+type Each<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
+
 struct Survey<'a> {
     checkpoint: &'a Checkpoint,
     plan: &'a ModelPlan,
@@ -42,17 +46,10 @@ struct Survey<'a> {
     lengths: Vec<usize>,
 }
 
-/// Measures all matrices of a model on sample texts.
-pub fn sensitivities(
-    checkpoint: &Checkpoint,
-    plan: &ModelPlan,
-    texts: &[Vec<u32>],
-    each: &mut dyn FnMut() -> Result<()>,
-) -> Result<Sensitivities> {
-    let (level, pool) = (Level::best(None), Pool::new(Pool::default_threads()));
-    let dim = plan.spec.dim;
+/// The sample texts that are used.
+pub fn sample<'a>(plan: &ModelPlan, texts: &'a [Vec<u32>]) -> Vec<&'a [u32]> {
     let versions = 4 * plan.spec.layers.len() + 2;
-    let mut room = TOKENS.min(STREAM_BYTES / (versions * dim * 4)).max(64);
+    let mut room = TOKENS.min(STREAM_BYTES / (versions * plan.spec.dim * 4)).max(64);
     let mut ids: Vec<&[u32]> = Vec::new();
     for text in texts {
         let part = &text[..text.len().min(room)];
@@ -61,6 +58,14 @@ pub fn sensitivities(
             room -= part.len();
         }
     }
+    ids
+}
+
+/// Measures all matrices of a model on sample texts. `each` is told the work as it is done.
+pub fn sensitivities(checkpoint: &Checkpoint, plan: &ModelPlan, texts: &[Vec<u32>], each: Each) -> Result<Sensitivities> {
+    let (level, pool) = (Level::best(None), Pool::new(Pool::default_threads()));
+    let dim = plan.spec.dim;
+    let ids = sample(plan, texts);
     let survey = Survey { checkpoint, plan, level, pool, lengths: ids.iter().map(|t| t.len()).collect() };
     let ids: Vec<u32> = ids.concat();
 
@@ -78,11 +83,9 @@ pub fn sensitivities(
     let mut names = vec![String::new(), "embed".to_owned()];
     let mut streams = vec![embed(BASE)?, embed(PROBE)?];
     for i in 0..plan.spec.layers.len() {
-        each()?;
-        survey.layer(i, &mut names, &mut streams)?;
+        survey.layer(i, &mut names, &mut streams, each)?;
     }
-    each()?;
-    survey.compare(&names, &streams)
+    survey.compare(&names, &streams, each)
 }
 
 impl Survey<'_> {
@@ -102,7 +105,7 @@ impl Survey<'_> {
     }
 
     /// Takes all streams through a layer and adds those in which one of its matrices is rounded.
-    fn layer(&self, i: usize, names: &mut Vec<String>, streams: &mut Vec<Vec<f32>>) -> Result<()> {
+    fn layer(&self, i: usize, names: &mut Vec<String>, streams: &mut Vec<Vec<f32>>, each: Each) -> Result<()> {
         let prefix = format!("layers.{i}.");
         let tensors: Vec<&TensorPlan> = self.plan.tensors.iter().filter(|t| t.name.starts_with(&prefix)).collect();
         let mut memory = Memory::default();
@@ -110,6 +113,7 @@ impl Survey<'_> {
         for tensor in &tensors {
             weights.insert(tensor.name.as_str(), self.stored(tensor, BASE, &mut memory)?);
         }
+        let run = work::survey_run(self.plan, i, self.lengths.iter().sum());
         let graph = |weights: &BTreeMap<&str, Weight>| {
             let missing = |name: &str| Error::unsupported(format!("tensor {name} is missing"));
             decoder::layer_graph(&self.plan.spec, i, &|name| weights.get(name).cloned().ok_or_else(|| missing(name)))
@@ -120,11 +124,13 @@ impl Survey<'_> {
             weights.insert(&tensor.name, probe);
             names.push(tensor.name.clone());
             streams.push(self.run(&graph(&weights)?, &streams[0], memory.bytes())?);
+            each(run)?;
         }
         let graph = graph(&weights)?;
         let known = streams.len() - tensors.iter().filter(|t| t.role == Role::Matrix).count();
         for stream in &mut streams[..known] {
             *stream = self.run(&graph, stream, memory.bytes())?;
+            each(run)?;
         }
         Ok(())
     }
@@ -149,7 +155,7 @@ impl Survey<'_> {
 
     /// Divergences of the outputs from that of the first stream, and that of the first stream through a
     /// rounded head.
-    fn compare(&self, names: &[String], streams: &[Vec<f32>]) -> Result<Sensitivities> {
+    fn compare(&self, names: &[String], streams: &[Vec<f32>], each: Each) -> Result<Sensitivities> {
         let mut memory = Memory::default();
         let table = self.tensor(if self.plan.spec.tied { "embed" } else { "head" })?;
         let norm = self.stored(self.tensor("norm")?, BASE, &mut memory)?;
@@ -170,35 +176,37 @@ impl Survey<'_> {
             }
             Ok(out)
         };
-        // Probabilities of the reference, and the mean of the logarithm of each under itself.
+        // Probabilities of the reference, and the mean of the logarithm of each under itself. Sums are taken in
+        // order, so that they do not depend on the threads.
         let mut reference = output(&heads[0], &streams[0])?;
         let vocab = self.plan.spec.vocab;
-        let entropy: f64 = reference
-            .par_chunks_exact_mut(vocab)
-            .map(|row| {
-                let total = log_sum(row);
-                let mut sum = 0.0f64;
-                for x in row.iter_mut() {
-                    let log = *x - total;
-                    *x = log.exp();
-                    sum += f64::from(*x * log);
-                }
-                sum
-            })
-            .sum();
+        let entropy = |row: &mut [f32]| {
+            let total = log_sum(row);
+            let mut sum = 0.0f64;
+            for x in row.iter_mut() {
+                let log = *x - total;
+                *x = log.exp();
+                sum += f64::from(*x * log);
+            }
+            sum
+        };
+        let entropy: f64 = reference.par_chunks_exact_mut(vocab).map(entropy).collect::<Vec<f64>>().iter().sum();
         let divergence = |logits: &[f32]| -> f64 {
             let cross = |(p, z): (&[f32], &[f32])| {
                 let sum: f64 = p.iter().zip(z).map(|(p, z)| f64::from(p * z)).sum();
                 sum - f64::from(log_sum(z))
             };
-            let cross: f64 = reference.par_chunks_exact(vocab).zip(logits.par_chunks_exact(vocab)).map(cross).sum();
+            let rows_of = reference.par_chunks_exact(vocab).zip(logits.par_chunks_exact(vocab));
+            let cross: f64 = rows_of.map(cross).collect::<Vec<f64>>().iter().sum();
             ((entropy - cross) / rows.len() as f64).max(0.0)
         };
         let mut found = Sensitivities::new();
         for (name, stream) in names.iter().zip(streams).skip(1) {
             found.insert(name.clone(), divergence(&output(&heads[0], stream)?));
+            each(work::survey_output(self.plan))?;
         }
         found.insert("head".to_owned(), divergence(&output(&heads[1], &streams[0])?));
+        each(work::survey_output(self.plan))?;
         Ok(found)
     }
 

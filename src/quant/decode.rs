@@ -1,7 +1,7 @@
 //! Slow, plain decoding of CQ matrices: the truth that kernels are judged by, and the row look-up of
 //! embedding tables.
 
-use super::codebook::Codebook;
+use super::codebook::{Codebook, LEVEL_MAX};
 use super::format::{Code, CqLayout, GROUP, SCALE_BASE, TILE_ROWS};
 use super::pack::row_indices;
 use super::rotate::unrotate;
@@ -72,6 +72,14 @@ impl<'a> Levels<'a> {
 pub fn scale_code(data: &[u8]) -> ScaleCode {
     let base = data[SCALE_BASE..].first_chunk().copied().unwrap_or_default();
     ScaleCode { base: u32::from_le_bytes(base) }
+}
+
+/// Whether the header of a trellis tensor is one that kernels can rely on: small levels, finite scales.
+pub fn valid_header(data: &[u8]) -> bool {
+    let code = scale_code(data);
+    let scales = [code.value(1), code.value(255)];
+    let levels = data[..TABLE].iter().all(|level| (*level as i8).unsigned_abs() <= LEVEL_MAX.unsigned_abs());
+    levels && scales.iter().all(|s| s.is_normal() && *s > 0.0) && scales[0] < scales[1]
 }
 
 #[cfg(test)]

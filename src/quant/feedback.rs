@@ -11,8 +11,8 @@ use super::format::{BLOCK_COLS, Code, CqLayout, GROUP};
 use std::ops::Range;
 
 /// Groups of columns that exchange feedback at most; wider matrices are cut into spans, which bounds the
-/// memory for second moments to 100 MiB a span.
-const SPAN_GROUPS: usize = 40;
+/// memory for second moments to 25 MiB a span.
+const SPAN_GROUPS: usize = 20;
 
 /// The groups of each span of a matrix, as even as possible.
 pub fn spans(layout: &CqLayout) -> Vec<Range<usize>> {

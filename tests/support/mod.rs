@@ -17,6 +17,7 @@ use cactus::kernels::Level;
 use cactus::model::bundle::Provenance;
 use cactus::model::convert::{Options, convert};
 use cactus::model::import::Checkpoint;
+use cactus::quant::{Bits, Code};
 use std::path::{Path, PathBuf};
 
 /// A file or folder of the repository.
@@ -26,10 +27,22 @@ pub fn source(path: &str) -> PathBuf {
 
 /// Converts a checkpoint in this process.
 pub fn bundle(checkpoint: &Path, target: &Path, bits: u32) {
-    let options =
-        Options { bits, head_bits: None, calibration: Vec::new(), source: Provenance { name: "test".into(), revision: None } };
+    let options = plain_options(bits);
     let checkpoint = Checkpoint::open(checkpoint).expect("a sound checkpoint");
     convert(&checkpoint, target, &options, &mut |_| Ok(())).expect("a conversion");
+}
+
+/// Conversion to so many bits without calibration.
+pub fn plain_options(bits: u32) -> Options {
+    Options {
+        bits: Bits::new(f64::from(bits)).expect("a number of bits"),
+        head_bits: None,
+        code: Code::Trellis,
+        calibration: Vec::new(),
+        calibration_text: String::new(),
+        sequential: None,
+        source: Provenance { name: "test".into(), revision: None },
+    }
 }
 
 /// Opens a bundle at an instruction-set level.
