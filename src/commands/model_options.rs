@@ -187,11 +187,6 @@ const GENERATED_SHARE: f64 = 0.5;
 fn sample(checkpoint: &Checkpoint, target: &Path, wanted: &Wanted, terminal: &mut Terminal) -> Result<(Vec<Vec<u32>>, String)> {
     let tokens = wanted.tokens;
     let count = |texts: &[Vec<u32>]| texts.iter().map(Vec::len).sum::<usize>();
-    let asked = match wanted.calibrate {
-        Calibrate::Auto => (tokens as f64 * GENERATED_SHARE) as usize,
-        Calibrate::Generated => tokens,
-        _ => 0,
-    };
     if tokens == 0 || wanted.calibrate == Calibrate::None {
         return Ok((Vec::new(), String::new()));
     }
@@ -201,7 +196,11 @@ fn sample(checkpoint: &Checkpoint, target: &Path, wanted: &Wanted, terminal: &mu
         let what = format!("file {}", count(&texts));
         return Ok((texts, what));
     }
-    let generated = if asked > 0 { generate(checkpoint, target, asked, terminal)? } else { Vec::new() };
+    let generated = match wanted.calibrate {
+        Calibrate::Generated => generate(checkpoint, target, tokens, terminal)?,
+        Calibrate::Auto => may_generate(checkpoint, target, (tokens as f64 * GENERATED_SHARE) as usize, terminal)?,
+        _ => Vec::new(),
+    };
     let written = count(&generated);
     if wanted.calibrate == Calibrate::Generated {
         if written == 0 {
@@ -229,6 +228,26 @@ fn generate(checkpoint: &Checkpoint, target: &Path, tokens: usize, terminal: &mu
     });
     terminal.finish();
     texts
+}
+
+/// The same where nobody asked for it: nothing if it cannot be done well.
+fn may_generate(checkpoint: &Checkpoint, target: &Path, tokens: usize, terminal: &mut Terminal) -> Result<Vec<Vec<u32>>> {
+    // It has a byte a weight and reads all of them for every token: from memory that is quick, from a disk never.
+    let bytes = checkpoint.tensors.values().map(|t| t.shape.iter().map(|n| *n as u64).product::<u64>());
+    let bytes = bytes.fold(0, u64::saturating_add);
+    if let Some(memory) = Memory::detect().filter(|memory| bytes > memory.total / 2) {
+        let (need, total) = (size(bytes), size(memory.total));
+        terminal
+            .note(&format!("this machine has {total} of memory, too little to let a model of {need} write text to calibrate on"));
+        return Ok(Vec::new());
+    }
+    match generate(checkpoint, target, tokens, terminal) {
+        Err(e) if !matches!(e.kind, Kind::Interrupted | Kind::BadFile) => {
+            terminal.note(&format!("warning: the model cannot write text to calibrate on: {e}"));
+            Ok(Vec::new())
+        }
+        texts => texts,
+    }
 }
 
 fn not_interrupted() -> Result<()> {
