@@ -41,6 +41,41 @@ fn the_same_input_gives_the_same_bytes() {
     }
 }
 
+/// What text the rounding was fitted to stands in the manifest.
+#[test]
+fn text_to_calibrate_on_is_chosen_and_recorded() {
+    let home = Home::new();
+    let file = |name: &str, text: &str| {
+        let path = home.path().join(name);
+        fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let good = "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n{\"text\": \"ho\"}\n";
+    let (jsonl, bad) = (file("a.jsonl", good), file("b.jsonl", "{\"text\": \"ho\"}\n{\"text\": \n"));
+    let convert = |calibrate: &str| {
+        let target = home.path().join("out").join("m");
+        let mut command = home.cactus(["convert", "--bits", "3", "--calibrate-tokens", "400", "--calibrate", calibrate]);
+        (finish(command.arg(golden("qwen3")).arg(&target)), target)
+    };
+    for (calibrate, text) in [
+        ("shipped", "shipped 400"),
+        ("generated", "generated 400"),
+        ("auto", "generated 200, shipped 200"),
+        (jsonl.as_str(), "file "),
+        ("none", ""),
+    ] {
+        let (finished, target) = convert(calibrate);
+        assert!(finished.stderr.contains(text), "{finished:?}");
+        finished.ok();
+        let quantiser = Bundle::read_manifest(&target).expect("a manifest").quantiser;
+        assert!(quantiser.calibration_text.starts_with(text), "{calibrate}: {}", quantiser.calibration_text);
+        assert_eq!(quantiser.calibration_tokens == 0, calibrate == "none");
+        assert_eq!(names(&home.path().join("out")), ["m"], "leftovers");
+    }
+    let text = convert(&bad).0.failed(2);
+    assert!(text.lines().count() == 2 && text.contains("b.jsonl line 2: not JSON: "), "{text}");
+}
+
 #[test]
 fn other_folders_are_not_overwritten() {
     let home = Home::new();

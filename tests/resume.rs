@@ -25,6 +25,7 @@ fn options(bits: f64, sequential: Option<f32>) -> Options {
         head_bits: None,
         code: Code::Trellis,
         calibration: vec![text(150), text(90)],
+        calibration_text: String::new(),
         sequential,
         source: Provenance { name: "test".into(), revision: None },
     }

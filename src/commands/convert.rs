@@ -25,8 +25,10 @@ pub struct Args {
     /// Bits of the embedding table and the output head (default: as --bits; 8 below that with --calibrate none)
     #[arg(long, value_parser = ["1", "2", "3", "4", "8", "16"])]
     head_bits: Option<String>,
-    /// What rounding below 8 bits is fitted to: auto (text that comes with the program), none, or a text file
-    #[arg(long, default_value = "auto", value_name = "auto|none|FILE")]
+    /// What rounding below 8 bits is fitted to: shipped (text that comes with the program), generated (text that
+    /// the model writes itself), auto (both), none, or a file: text, or .jsonl with {"messages": [...]} or
+    /// {"text": ...} a line
+    #[arg(long, default_value = "auto", value_name = "auto|shipped|generated|none|FILE")]
     calibrate: String,
     /// Tokens of text that rounding is fitted to
     #[arg(long, default_value_t = model_options::SAMPLE_TOKENS)]
@@ -63,16 +65,11 @@ pub fn run(args: &Args) -> Outcome {
     };
     let begin = std::time::Instant::now();
     let head_bits = args.head_bits.as_deref().and_then(|b| b.parse().ok());
-    let calibrate = match args.calibrate.as_str() {
-        "auto" => Calibrate::Auto,
-        "none" => Calibrate::None,
-        file => Calibrate::File(file.into()),
-    };
     let wanted = Wanted {
         bits,
         head_bits,
         code: if args.code == "scalar" { Code::Scalar } else { Code::Trellis },
-        calibrate,
+        calibrate: Calibrate::from(args.calibrate.as_str()),
         tokens: args.calibrate_tokens,
         sequential: args.sequential.parse().ok(),
     };

@@ -3,13 +3,12 @@
 use super::machine::{Memory, size};
 use super::settings::{self, Key};
 use super::terminal::{self, Terminal};
-use cactus::engine::tokenizer::Tokenizer;
-use cactus::engine::{Engine, Footprint, LoadOptions};
+use cactus::engine::calibration_text::{self, Reader};
+use cactus::engine::{Engine, Footprint, LoadOptions, self_text};
 use cactus::error::{Error, Kind, Result};
 use cactus::hub::{self, cache, catalog};
 use cactus::kernels::Level;
 use cactus::model::bundle::Provenance;
-use cactus::model::calibrate::SAMPLE;
 use cactus::model::convert::{self, Options, Report};
 use cactus::model::import::Checkpoint;
 use cactus::model::{Bundle, bundle};
@@ -153,46 +152,118 @@ impl Wanted {
 pub const SHARE: f32 = 0.5;
 
 /// What rounding is fitted to.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Calibrate {
-    /// Text that comes with the program.
+    /// Text that comes with the program, and text that the model writes itself.
     #[default]
     Auto,
+    /// Text that comes with the program.
+    Shipped,
+    /// Text that the model writes itself.
+    Generated,
     /// Nothing: every weight to its nearest level.
     None,
     File(PathBuf),
 }
 
-/// Tokens of sample text, and of each piece.
-pub const SAMPLE_TOKENS: usize = 4096;
-const PIECE_TOKENS: usize = 512;
+impl From<&str> for Calibrate {
+    fn from(text: &str) -> Self {
+        match text {
+            "auto" => Calibrate::Auto,
+            "shipped" => Calibrate::Shipped,
+            "generated" => Calibrate::Generated,
+            "none" => Calibrate::None,
+            file => Calibrate::File(file.into()),
+        }
+    }
+}
 
-/// Sample text as token ids, in pieces that begin as texts for this model do.
-fn sample(checkpoint: &Checkpoint, text: &str, tokens: usize) -> Result<Vec<Vec<u32>>> {
-    let files = &checkpoint.tokenizer;
-    let tokenizer = Tokenizer::from_text(&files.tokenizer_json, &files.config, checkpoint.generation.as_ref())?;
-    let begin = tokenizer.bos().filter(|_| tokenizer.wants_bos());
-    // No more text than could be needed.
-    let some: String = text.chars().take(tokens * 16).collect();
-    let ids = tokenizer.encode(&some, false)?;
-    let room = PIECE_TOKENS - usize::from(begin.is_some());
-    let piece = |ids: &[u32]| begin.into_iter().chain(ids.iter().copied()).collect();
-    Ok(ids[..ids.len().min(tokens)].chunks(room).map(piece).collect())
+/// Tokens of sample text.
+pub const SAMPLE_TOKENS: usize = 4096;
+/// Of these, those that the model writes itself if nobody says otherwise.
+const GENERATED_SHARE: f64 = 0.5;
+
+/// Sample text as token ids, and in words what it is.
+fn sample(checkpoint: &Checkpoint, target: &Path, wanted: &Wanted, terminal: &mut Terminal) -> Result<(Vec<Vec<u32>>, String)> {
+    let tokens = wanted.tokens;
+    let count = |texts: &[Vec<u32>]| texts.iter().map(Vec::len).sum::<usize>();
+    if tokens == 0 || wanted.calibrate == Calibrate::None {
+        return Ok((Vec::new(), String::new()));
+    }
+    let reader = Reader::new(checkpoint)?;
+    if let Calibrate::File(path) = &wanted.calibrate {
+        let texts = reader.file(path, tokens)?;
+        let what = format!("file {}", count(&texts));
+        return Ok((texts, what));
+    }
+    let generated = match wanted.calibrate {
+        Calibrate::Generated => generate(checkpoint, target, tokens, terminal)?,
+        Calibrate::Auto => may_generate(checkpoint, target, (tokens as f64 * GENERATED_SHARE) as usize, terminal)?,
+        _ => Vec::new(),
+    };
+    let written = count(&generated);
+    if wanted.calibrate == Calibrate::Generated {
+        if written == 0 {
+            return Err(Error::unsupported("the model writes no text that is fit to calibrate on")
+                .with_hint("use --calibrate shipped, or give a file"));
+        }
+        return Ok((generated, format!("generated {written}")));
+    }
+    let shipped = reader.shipped(tokens - written)?;
+    let mut what = format!("shipped {}", count(&shipped));
+    if written > 0 {
+        what = format!("generated {written}, {what}");
+    }
+    Ok((calibration_text::mixed(generated, shipped), what))
+}
+
+/// Lets the model write.
+fn generate(checkpoint: &Checkpoint, target: &Path, tokens: usize, terminal: &mut Terminal) -> Result<Vec<Vec<u32>>> {
+    let amount = self_text::Amount { tokens, longest: calibration_text::LONGEST, seed: 0 };
+    terminal::catch_interrupts();
+    terminal.start("the model writes text to calibrate on", Some(tokens as u64), false);
+    let texts = self_text::write(checkpoint, target, &amount, &mut |tokens| {
+        terminal.advance(tokens as u64);
+        not_interrupted()
+    });
+    terminal.finish();
+    texts
+}
+
+/// The same where nobody asked for it: nothing if it cannot be done well.
+fn may_generate(checkpoint: &Checkpoint, target: &Path, tokens: usize, terminal: &mut Terminal) -> Result<Vec<Vec<u32>>> {
+    // It has a byte a weight and reads all of them for every token: from memory that is quick, from a disk never.
+    let bytes = checkpoint.tensors.values().map(|t| t.shape.iter().map(|n| *n as u64).product::<u64>());
+    let bytes = bytes.fold(0, u64::saturating_add);
+    if let Some(memory) = Memory::detect().filter(|memory| bytes > memory.total / 2) {
+        let (need, total) = (size(bytes), size(memory.total));
+        terminal
+            .note(&format!("this machine has {total} of memory, too little to let a model of {need} write text to calibrate on"));
+        return Ok(Vec::new());
+    }
+    match generate(checkpoint, target, tokens, terminal) {
+        Err(e) if !matches!(e.kind, Kind::Interrupted | Kind::BadFile) => {
+            terminal.note(&format!("warning: the model cannot write text to calibrate on: {e}"));
+            Ok(Vec::new())
+        }
+        texts => texts,
+    }
+}
+
+fn not_interrupted() -> Result<()> {
+    if terminal::interrupted() { Err(Error::new(Kind::Interrupted, "interrupted")) } else { Ok(()) }
 }
 
 /// Converts a found checkpoint.
 pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mut Terminal) -> Result<Report> {
     let bits = wanted.bits;
     let checkpoint = Checkpoint::open(&found.path)?;
-    let calibration = match &wanted.calibrate {
-        Calibrate::None => Vec::new(),
-        _ if bits >= Bits::EIGHT => Vec::new(),
-        Calibrate::Auto => sample(&checkpoint, SAMPLE, wanted.tokens)?,
-        Calibrate::File(path) => {
-            let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, &e))?;
-            sample(&checkpoint, &text, wanted.tokens)?
-        }
-    };
+    let begin = std::time::Instant::now();
+    let (calibration, calibration_text) =
+        if bits < Bits::EIGHT { sample(&checkpoint, target, wanted, terminal)? } else { Default::default() };
+    if !calibration.is_empty() {
+        terminal.note(&format!("calibrating on tokens of text: {calibration_text} ({:.0} s)", begin.elapsed().as_secs_f64()));
+    }
     let name = match found.source {
         // The folder's own name: the path would make bundles differ between machines.
         hub::Source::Local => found.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
@@ -200,7 +271,7 @@ pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mu
     };
     let source = Provenance { name, revision: found.revision.clone() };
     let (code, sequential) = (wanted.code, wanted.sequential);
-    let options = Options { bits, head_bits: wanted.head_bits, code, calibration, sequential, source };
+    let options = Options { bits, head_bits: wanted.head_bits, code, calibration, calibration_text, sequential, source };
     let what = format!("converting to {bits} bits");
     terminal::catch_interrupts();
     let report = convert::convert(&checkpoint, target, &options, &mut |event| {
@@ -211,7 +282,7 @@ pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mu
             convert::Event::Stage(text) => terminal.stage(&what, text),
             convert::Event::Advance(work) => terminal.advance(work),
         }
-        if terminal::interrupted() { Err(Error::new(Kind::Interrupted, "interrupted")) } else { Ok(()) }
+        not_interrupted()
     });
     terminal.finish();
     report

@@ -129,6 +129,13 @@ impl Rendered {
         }
     }
 
+    /// The prompt up to where `stand_in` stands, without spaces right before it, which belong to the word that
+    /// would come; `None` if it is not there.
+    pub(super) fn before(&self, stand_in: char) -> Option<Rendered> {
+        let (before, _) = self.marked.split_once(stand_in)?;
+        Some(rendered(before.trim_end_matches(' ').to_owned(), self.mark.unwrap_or(stand_in)))
+    }
+
     pub(super) fn marked_text(&self) -> &str {
         &self.marked
     }

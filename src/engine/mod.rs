@@ -1,5 +1,6 @@
 //! From messages to text: tokenizer, chat template, sampler, session, generation.
 
+pub mod calibration_text;
 pub mod chat;
 pub mod confidence;
 pub mod conversation;
@@ -9,6 +10,7 @@ pub mod load;
 mod python_json;
 pub mod response;
 pub mod sampler;
+pub mod self_text;
 pub mod session;
 pub mod stream;
 pub mod thinking;

@@ -62,6 +62,10 @@ pub struct Quantiser {
     pub bits_per_weight: f64,
     /// Tokens of sample text that the rounding was fitted to; 0: plain rounding.
     pub calibration_tokens: usize,
+    /// What text that was: `shipped`, `generated` (by the model itself) or `file`, each with its tokens, such as
+    /// `generated 2048, shipped 2048`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub calibration_text: String,
     /// Signs of the rotation, 128 bits, lowest channel in the lowest bit, as two hexadecimal words.
     pub rotation_signs: [String; 2],
     /// Integer levels by bits, for the widths that are used.

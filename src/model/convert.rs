@@ -37,6 +37,8 @@ pub struct Options {
     pub code: Code,
     /// Token ids of sample texts to measure inputs on; empty: plain rounding. Has no effect from 8 bits on.
     pub calibration: Vec<Vec<u32>>,
+    /// What these are, for the manifest.
+    pub calibration_text: String,
     /// How far weights make up for the errors of layers before them, 0 to 1; `None`: not at all, and inputs are
     /// measured on the original model.
     pub sequential: Option<f32>,
@@ -285,6 +287,7 @@ impl Job<'_> {
                 bits: options.bits,
                 bits_per_weight: report.bits_per_weight(),
                 calibration_tokens: if calibrated { options.calibration.iter().map(Vec::len).sum() } else { 0 },
+                calibration_text: if calibrated { options.calibration_text.clone() } else { String::new() },
                 rotation_signs: bundle::rotation_signs(),
                 codebooks: widths.map(|b| (b.to_string(), bundle::codebook_levels(b))).collect(),
             },

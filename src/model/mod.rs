@@ -14,7 +14,7 @@ mod moments;
 mod record;
 mod source;
 pub mod spec;
-mod staging;
+pub(crate) mod staging;
 mod survey;
 mod work;
 

@@ -39,6 +39,7 @@ pub fn plain_options(bits: u32) -> Options {
         head_bits: None,
         code: Code::Trellis,
         calibration: Vec::new(),
+        calibration_text: String::new(),
         sequential: None,
         source: Provenance { name: "test".into(), revision: None },
     }
