@@ -116,19 +116,15 @@ unsafe fn search_lanes<const BITS: usize, L: Lanes>(job: &Job, out: &mut [u8; VA
         pass::<BITS, L>(job, STEPS / 2, None, &mut costs, &mut back, &mut path);
         let seam = path[STEPS - 1];
         pass::<BITS, L>(job, 0, Some(&seam), &mut costs, &mut back, &mut path);
-        for step in 0..STEPS {
-            for lane in 0..LANES {
-                let (before, state) = (path[(step + STEPS - 1) % STEPS][lane], path[step][lane]);
-                let coded = state & 1;
-                let fixed = window_index(BITS, u16::from(before) << 1 | u16::from(coded));
-                let at = step * LANES + lane;
-                let distance = |u: u8| {
-                    let index = fixed | u << parities(BITS);
-                    (job.targets[at] - job.scales[at] * f32::from(job.table[index as usize])).powi(2)
-                };
-                let free = (0..1u8 << (BITS - 1)).min_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap_or(0);
-                out[at] = fixed | free << parities(BITS) | coded * CODED;
-            }
+        for (at, out) in out.iter_mut().enumerate() {
+            let (step, lane) = (at / LANES, at % LANES);
+            let (before, state) = (path[(step + STEPS - 1) % STEPS][lane], path[step][lane]);
+            let coded = state & 1;
+            let fixed = window_index(BITS, u16::from(before) << 1 | u16::from(coded));
+            let index = |u: u8| fixed | (u << parities(BITS));
+            let distance = |u: u8| (job.targets[at] - job.scales[at] * f32::from(job.table[index(u) as usize])).powi(2);
+            let free = (0..1u8 << (BITS - 1)).min_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap_or(0);
+            *out = index(free) | if coded == 1 { CODED } else { 0 };
         }
     }
 }

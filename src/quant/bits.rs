@@ -54,7 +54,7 @@ impl FromStr for Bits {
 
 impl Serialize for Bits {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.0 % 100 == 0 { serializer.serialize_u16(self.0 / 100) } else { serializer.serialize_f64(self.value()) }
+        if self.0.is_multiple_of(100) { serializer.serialize_u16(self.0 / 100) } else { serializer.serialize_f64(self.value()) }
     }
 }
 
