@@ -3,7 +3,6 @@
 use super::Outcome;
 use super::model_options::ModelArgs;
 use super::terminal::{self, Terminal};
-use cactus::error::{Error, Kind};
 use cactus::model::Bundle;
 use cactus::model::export::{self, Event, Options};
 use cactus::quant::Bits;
@@ -20,7 +19,7 @@ pub struct Args {
     /// Type of all tensors [default: as stored, and f16 for what is quantised]
     #[arg(long, value_parser = ["f16", "bf16", "f32"])]
     dtype: Option<String>,
-    /// Bits of the bundle, when a model is named: 1, 2, 3, 4, 8 or 16 [default: 4]
+    /// Bits of the bundle, when a model is named: 1 to 8, such as 4 or 3.26, or 16 [default: 4]
     #[arg(long)]
     bits: Option<Bits>,
     /// Print the report as JSON
@@ -46,7 +45,7 @@ pub fn run(args: &Args) -> Outcome {
             Event::Start { bytes } => terminal.start("exporting", Some(bytes), true),
             Event::Advance(bytes) => terminal.advance(bytes),
         }
-        if terminal::interrupted() { Err(Error::new(Kind::Interrupted, "interrupted")) } else { Ok(()) }
+        terminal::not_interrupted()
     });
     terminal.finish();
     let report = report?;

@@ -224,7 +224,7 @@ fn generate(checkpoint: &Checkpoint, target: &Path, tokens: usize, terminal: &mu
     terminal.start("the model writes text to calibrate on", Some(tokens as u64), false);
     let texts = self_text::write(checkpoint, target, &amount, &mut |tokens| {
         terminal.advance(tokens as u64);
-        not_interrupted()
+        terminal::not_interrupted()
     });
     terminal.finish();
     texts
@@ -248,10 +248,6 @@ fn may_generate(checkpoint: &Checkpoint, target: &Path, tokens: usize, terminal:
         }
         texts => texts,
     }
-}
-
-fn not_interrupted() -> Result<()> {
-    if terminal::interrupted() { Err(Error::new(Kind::Interrupted, "interrupted")) } else { Ok(()) }
 }
 
 /// Converts a found checkpoint.
@@ -282,7 +278,7 @@ pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mu
             convert::Event::Stage(text) => terminal.stage(&what, text),
             convert::Event::Advance(work) => terminal.advance(work),
         }
-        not_interrupted()
+        terminal::not_interrupted()
     });
     terminal.finish();
     report

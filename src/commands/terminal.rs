@@ -1,7 +1,7 @@
 //! Standard output for results, standard error for everything else.
 
 use super::{Failure, Outcome};
-use cactus::error::{Error, Result};
+use cactus::error::{Error, Kind, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -205,6 +205,11 @@ pub fn catch_interrupts() {
 
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// What long work is asked now and then: an error once the user has had enough.
+pub fn not_interrupted() -> Result<()> {
+    if interrupted() { Err(Error::new(Kind::Interrupted, "interrupted")) } else { Ok(()) }
 }
 
 pub fn clear_interrupt() {

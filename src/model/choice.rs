@@ -8,8 +8,8 @@ use super::moments::Factors;
 use super::source::unquantised;
 use super::survey;
 use crate::error::{Error, Result};
-use crate::quant::allocate::{DISTORTION, Item, allocate};
-use crate::quant::{Bits, Format};
+use crate::quant::allocate::{DISTORTION, Item, WIDTHS, allocate};
+use crate::quant::{Bits, Code, CqLayout, Format};
 use std::collections::BTreeMap;
 
 /// What [`choose`] decides, tensor by tensor.
@@ -67,10 +67,10 @@ pub fn choose(
     let weights: u64 = plan.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum();
     let taken: usize = plan.tensors.iter().zip(&fixed).filter_map(|(t, f)| f.as_ref()?.bytes(t.rows, t.cols)).sum();
     let budget = (weights as f64 * options.bits.value() / 8.0) as u64;
-    let mut items = Vec::new();
+    let (mut items, mut formats) = (Vec::new(), Vec::new());
     for &i in &free {
         let tensor = &plan.tensors[i];
-        let candidates = survey::candidates(options.code, tensor.rows, tensor.cols)?;
+        let candidates = candidates(options.code, tensor.rows, tensor.cols)?;
         let error = |name: &str| sensitivities.get(name).copied().unwrap_or(0.0) / survey::PROBE_DISTORTION;
         let gain = |name: &str| gains.get(name).copied().unwrap_or(1.0);
         let error = match tensor.role {
@@ -79,6 +79,7 @@ pub fn choose(
             Role::Embedding => error("embed"),
             _ => error(&tensor.name) * gain(&tensor.name),
         };
+        formats.push(candidates.map(|c| c.0));
         items.push(Item { bytes: candidates.map(|c| c.1), cost: DISTORTION.map(|d| d * error) });
     }
     let widths = allocate(&items, budget.saturating_sub(taken as u64)).ok_or_else(|| {
@@ -89,10 +90,20 @@ pub fn choose(
             8.0 * least as f64 / weights as f64
         ))
     })?;
-    for ((&i, width), item) in free.iter().zip(widths).zip(&items) {
-        let tensor = &plan.tensors[i];
-        choice.formats[i] = survey::candidates(options.code, tensor.rows, tensor.cols)?[width].0;
+    for (((i, width), item), formats) in free.into_iter().zip(widths).zip(&items).zip(&formats) {
+        choice.formats[i] = formats[width];
         choice.expected[i] = Some(item.cost[width]);
     }
     Ok(choice)
+}
+
+/// The formats a quantised tensor may have, by index into [`WIDTHS`].
+fn candidates(code: Code, rows: usize, cols: usize) -> Result<[(Format, u64); 5]> {
+    let mut out = [(Format::Cq8, 0); 5];
+    for (out, bits) in out.iter_mut().zip(WIDTHS) {
+        let format = Format::cq(bits, code).unwrap_or(Format::Cq8);
+        let bytes = CqLayout::new(format, rows, cols).and_then(|l| l.bytes());
+        *out = (format, bytes.ok_or_else(|| Error::unsupported(format!("a matrix of {rows} x {cols} is too large")))? as u64);
+    }
+    Ok(out)
 }

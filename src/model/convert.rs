@@ -45,6 +45,13 @@ pub struct Options {
     pub source: Provenance,
 }
 
+impl Options {
+    /// Whether rounding is fitted to sample text.
+    pub fn calibrated(&self) -> bool {
+        self.bits < Bits::EIGHT && !self.calibration.is_empty()
+    }
+}
+
 /// What happens while converting. An error from the handler ends the conversion, and nothing is left of it but,
 /// if it is [`Kind::Interrupted`] and the conversion is calibrated, what the next one needs to go on.
 pub enum Event<'a> {
@@ -136,7 +143,7 @@ pub fn convert(
     if target.exists() && !super::Bundle::is_bundle(target) {
         return Err(Error::usage(format!("{} exists and is no bundle; it will not be overwritten", target.display())));
     }
-    let rounded = options.bits < Bits::EIGHT && !options.calibration.is_empty();
+    let rounded = options.calibrated();
     let mut calibration = match rounded {
         true => Some(Calibration::new(checkpoint, &plan, &options.calibration, options.sequential.is_some())?),
         false => None,

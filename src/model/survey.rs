@@ -12,8 +12,8 @@ use super::work;
 use crate::error::{Error, Result};
 use crate::graph::{Feed, Graph, Memory, Plan, Run, Weight};
 use crate::kernels::{Level, Pool};
+use crate::quant::Format;
 use crate::quant::encode_trellis::BAND_ROWS;
-use crate::quant::{Code, CqLayout, Format};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ struct Survey<'a> {
 
 /// The sample texts that are used.
 pub fn sample<'a>(plan: &ModelPlan, texts: &'a [Vec<u32>]) -> Vec<&'a [u32]> {
-    let versions = 4 * plan.spec.layers.len() + 2;
+    let versions = work::survey_versions(plan.spec.layers.len());
     let mut room = TOKENS.min(STREAM_BYTES / (versions * plan.spec.dim * 4)).max(64);
     let mut ids: Vec<&[u32]> = Vec::new();
     for text in texts {
@@ -227,15 +227,4 @@ impl Survey<'_> {
 fn log_sum(x: &[f32]) -> f32 {
     let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     largest + (x.iter().map(|x| f64::from((x - largest).exp())).sum::<f64>().ln() as f32)
-}
-
-/// The formats a quantised tensor may have, by index into `quant::allocate::WIDTHS`.
-pub fn candidates(code: Code, rows: usize, cols: usize) -> Result<[(Format, u64); 5]> {
-    let mut out = [(Format::Cq8, 0); 5];
-    for (out, bits) in out.iter_mut().zip(crate::quant::allocate::WIDTHS) {
-        let format = Format::cq(bits, code).unwrap_or(Format::Cq8);
-        let bytes = CqLayout::new(format, rows, cols).and_then(|l| l.bytes());
-        *out = (format, bytes.ok_or_else(|| Error::unsupported(format!("a matrix of {rows} x {cols} is too large")))? as u64);
-    }
-    Ok(out)
 }

@@ -7,7 +7,7 @@ use super::convert::Options;
 use super::families::{ModelPlan, Role, TensorPlan};
 use super::survey;
 use crate::quant::feedback;
-use crate::quant::{Bits, Code, CqLayout, Format};
+use crate::quant::{Code, CqLayout, Format};
 
 /// Multiply-adds that a weight is worth: searching its trellis code, rounding it to a scalar code, copying it.
 const TRELLIS: f64 = 3000.0;
@@ -30,7 +30,7 @@ pub struct Work {
 
 impl Work {
     pub fn new(plan: &ModelPlan, options: &Options) -> Self {
-        let calibrated = options.bits < Bits::EIGHT && !options.calibration.is_empty();
+        let calibrated = options.calibrated();
         let mixed = options.bits.uniform().is_none();
         let mut work = Work { original: 0, survey: 0, tensors: Vec::new() };
         let tokens: usize = options.calibration.iter().map(Vec::len).sum();
@@ -127,7 +127,7 @@ pub fn original_head(plan: &ModelPlan, tokens: usize) -> u64 {
 
 /// Versions of the model that the survey takes through a layer: one a matrix so far, one with a rounded
 /// embedding, and the reference.
-fn survey_versions(layers: usize) -> usize {
+pub fn survey_versions(layers: usize) -> usize {
     4 * layers + 2
 }
 
