@@ -76,6 +76,20 @@ fn text_to_calibrate_on_is_chosen_and_recorded() {
     assert!(text.lines().count() == 2 && text.contains("b.jsonl line 2: not JSON: "), "{text}");
 }
 
+/// Every width that a mixture may choose can be fitted to text, with either code.
+#[test]
+fn mixtures_of_all_widths() {
+    let home = Home::new();
+    let target = home.path().join("m");
+    for (bits, code, widest, narrowest) in [("6.5", "trellis", 8, 4), ("6", "scalar", 8, 4), ("2.2", "trellis", 3, 2)] {
+        let mut command = home.cactus(["convert", "--bits", bits, "--code", code, "--calibrate", "shipped"]);
+        finish(command.args(["--calibrate-tokens", "400"]).arg(golden("qwen2")).arg(&target)).ok();
+        let bundle = Bundle::open(&target).expect("a bundle");
+        let widths: Vec<usize> = bundle.manifest.tensors.values().map(|t| t.format.bits()).filter(|bits| *bits <= 8).collect();
+        assert!(widths.iter().any(|bits| *bits >= widest) && widths.iter().any(|bits| *bits <= narrowest), "{bits}: {widths:?}");
+    }
+}
+
 #[test]
 fn other_folders_are_not_overwritten() {
     let home = Home::new();

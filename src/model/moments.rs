@@ -401,7 +401,7 @@ mod tests {
         let product = |outer: &[f32], errors: &[f32], later: usize, out: &mut [f32]| {
             kernel.run(&pool, FloatMatrix::F32(outer), later, errors, None, out);
         };
-        for (format, gain) in [(Format::Cq4, 2.0), (Format::Cq2, 2.0)] {
+        for (format, gain) in [(Format::Cq8, 2.0), (Format::Cq4, 2.0), (Format::Cq2, 2.0)] {
             let layout = CqLayout::new(format, rows, cols).unwrap();
             let mut moments = Moments::new(&layout, false);
             x.chunks(100 * cols).for_each(|x| moments.add(x, None, &kernel, &pool));

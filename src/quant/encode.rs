@@ -125,11 +125,10 @@ fn round_in_turn(
     errors: &mut [f32],
 ) {
     let width = weights.len();
-    let book = Codebook::get(bits);
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     for b in 0..width {
-        codes[b] = book.code(targets[b] * inverse);
-        errors[b] = weights[b] - f32::from(book.levels[codes[b] as usize]) * scale;
+        codes[b] = nearest(bits, targets[b] * inverse);
+        errors[b] = weights[b] - level(bits, codes[b]) * scale;
         let e = errors[b];
         for (t, u) in targets[b + 1..].iter_mut().zip(&inner[b * width + b + 1..(b + 1) * width]) {
             *t += e * u;
@@ -146,8 +145,7 @@ fn quantise_group(bits: usize, x: &[f32], codes: &mut [u8]) -> half::bf16 {
         let step = scale.to_f32();
         let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
         for (x, c) in x.iter().zip(codes.iter_mut()) {
-            let level = (x * inverse).round().clamp(-127.0, 127.0);
-            *c = level as i8 as u8;
+            *c = nearest(bits, x * inverse);
         }
         return scale;
     }
@@ -170,6 +168,11 @@ fn quantise_group(bits: usize, x: &[f32], codes: &mut [u8]) -> half::bf16 {
         scale = round(scale, codes);
     }
     half::bf16::from_f32(scale)
+}
+
+/// The code whose level is nearest to `x`, which is in units of levels.
+fn nearest(bits: usize, x: f32) -> u8 {
+    if bits == 8 { x.round().clamp(-127.0, 127.0) as i8 as u8 } else { Codebook::get(bits).code(x) }
 }
 
 /// The integer level of a code.
