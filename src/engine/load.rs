@@ -88,7 +88,9 @@ impl Engine {
         };
         let opened = Instant::now();
         let tokenizer_path = path.join(bundle::TOKENIZER);
-        let tokenizer = Tokenizer::open(&tokenizer_path, &bundle.tokenizer_config, bundle.generation_config.as_ref())?;
+        let image = path.join(bundle::TOKENIZER_IMAGE);
+        let tokenizer =
+            Tokenizer::open_kept(&tokenizer_path, &image, &bundle.tokenizer_config, bundle.generation_config.as_ref())?;
         let template = ChatTemplate::for_tokenizer(bundle.chat_template.as_deref(), &tokenizer)
             .map_err(|e| e.context(path.join(bundle::CHAT_TEMPLATE).display()))?;
         let read = Instant::now();

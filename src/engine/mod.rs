@@ -1,5 +1,6 @@
 //! From messages to text: tokenizer, chat template, sampler, session, generation.
 
+mod bpe;
 pub mod calibration_text;
 pub mod chat;
 pub mod confidence;

@@ -232,6 +232,40 @@ fn tokens_have_names_and_bytes() {
     assert!(pieces.special_tokens().iter().any(|t| t.text == "<b>" && !t.control));
 }
 
+/// With the image made, with the image read, and as the crate alone has it.
+#[test]
+fn a_kept_vocabulary_gives_the_same_ids() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, image) = (folder.path().join("tokenizer.json"), folder.path().join("tokenizer.image"));
+    for json in [fixture(), adding_bos(fixture()), metaspace(), prepending()] {
+        std::fs::write(&path, json.to_string()).unwrap();
+        let truth: tokenizers::Tokenizer = json.to_string().parse().unwrap();
+        let open = || Tokenizer::open_kept(&path, &image, &config(), None).unwrap();
+        let first = open();
+        let written = std::fs::metadata(&image).unwrap().modified().unwrap();
+        let second = open();
+        assert_eq!(std::fs::metadata(&image).unwrap().modified().unwrap(), written, "the image was made again");
+        for text in TEXTS {
+            let ids = encode_by_crate(&truth, text);
+            assert_eq!(
+                (encode(&first.inner, text, false).unwrap(), encode(&second.inner, text, false).unwrap()),
+                (ids.clone(), ids)
+            );
+        }
+        assert_eq!(second.special_tokens(), first.special_tokens());
+        assert_eq!(second.inner.get_vocab(true), truth.get_vocab(true));
+    }
+    // What cannot be kept works as well.
+    let nowhere = folder.path().join("no/such/folder");
+    assert!(Tokenizer::open_kept(&path, &nowhere, &config(), None).is_ok());
+    std::fs::write(&image, "no image").unwrap();
+    assert!(Tokenizer::open_kept(&path, &image, &config(), None).is_ok());
+}
+
+fn encode_by_crate(truth: &tokenizers::Tokenizer, text: &str) -> Vec<u32> {
+    truth.encode_fast(text, false).unwrap().get_ids().to_vec()
+}
+
 #[test]
 fn bad_files_are_one_line_errors() {
     for text in ["", "{", "[]", "{\"version\": \"1.0\"}", "{\"version\":\"1.0\",\"model\":{\"type\":\"Magic\"}}"] {
@@ -255,6 +289,18 @@ fn published_tokenizers() {
     let tokenizer =
         Tokenizer::open(Path::new(&format!("{folder}/tokenizer.json")), &config, Some(&read("generation_config.json"))).unwrap();
     println!("open {:?}", start.elapsed());
+    let image = std::env::temp_dir().join(format!("cactus-test-{}.image", std::process::id()));
+    for what in ["made", "read"] {
+        let start = std::time::Instant::now();
+        Tokenizer::open_kept(Path::new(&format!("{folder}/tokenizer.json")), &image, &config, None).unwrap();
+        println!("image {what} {:?}", start.elapsed());
+    }
+    std::fs::remove_file(&image).unwrap();
+    let truth = tokenizers::Tokenizer::from_file(format!("{folder}/tokenizer.json")).unwrap();
+    let long = include_str!("../model/calibration.txt");
+    for text in TEXTS.iter().copied().chain([long]).chain(long.lines()) {
+        assert_eq!(encode(&tokenizer.inner, text, false).unwrap(), encode_by_crate(&truth, text), "{text}");
+    }
     let start = std::time::Instant::now();
     Guarded::new(&tokenizer.inner).unwrap();
     println!("of which guarded {:?}", start.elapsed());

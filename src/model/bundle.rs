@@ -21,6 +21,8 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const MANIFEST: &str = "cactus.json";
 pub const WEIGHTS: &str = "weights.safetensors";
 pub const TOKENIZER: &str = "tokenizer.json";
+/// Made when a bundle is first opened; see `engine/bpe.rs`.
+pub const TOKENIZER_IMAGE: &str = "tokenizer.image";
 pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 pub const GENERATION_CONFIG: &str = "generation_config.json";
