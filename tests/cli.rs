@@ -67,6 +67,10 @@ fn stdout_holds_the_answer_only() {
     assert_eq!(quiet.stderr, "");
     assert_eq!(quiet.ok(), answer);
 
+    // A prompt may also follow the model.
+    assert_eq!(run(&home, &["Hi", "--quiet"]).ok(), answer);
+    run(&home, &["Hi", "--prompt", "Hi"]).failed(2);
+
     let value = json(&run(&home, &["--prompt", "Hi", "--json"]).ok());
     assert_eq!(format!("{}\n", value["response"].as_str().expect("a text")), answer);
 }
@@ -102,6 +106,7 @@ fn exit_codes_tell_who_is_wrong() {
         (vec!["run", "no-such-model", "--prompt", "x"], 1, "no-such-model"),
         (vec!["run", "./no/such/folder", "--prompt", "x"], 1, "./no/such/folder"),
         (vec!["run", "nobody/nothing", "--prompt", "x"], 1, "nobody/nothing"),
+        (vec!["run", "Why is it so?"], 2, "--prompt"),
         (vec!["run", "Cargo.toml", "--prompt", "x"], 1, "Cargo.toml"),
         (vec!["run", &model(), "--prompt", ""], 2, "prompt"),
         (vec!["run", &model()], 2, "prompt"),

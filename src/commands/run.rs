@@ -31,6 +31,9 @@ use std::time::Instant;
 pub struct Args {
     #[command(flatten)]
     pub model: ModelArgs,
+    /// The prompt, where a model is named before it: the same as --prompt
+    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "batch"])]
+    pub words: Vec<String>,
     /// The prompt. Text piped to standard input follows it after an empty line; that is read to its end, so
     /// give `</dev/null` or --no-stdin where a script has an open pipe there
     #[arg(short, long)]
@@ -315,13 +318,17 @@ fn work(args: &Args) -> Result<Work> {
 
 /// The prompt option and what was piped in, joined by an empty line; `None` for a chat on a terminal.
 fn prompt(args: &Args) -> Result<Option<String>> {
+    if let Some(model) = args.model.model.as_ref().filter(|m| m.contains(char::is_whitespace) && !Path::new(m).exists()) {
+        return Err(Error::usage(format!("there is no model \"{model}\"")).with_hint("a prompt follows the model, or --prompt"));
+    }
     let stdin = std::io::stdin();
     let piped = if args.no_stdin || stdin.is_terminal() { String::new() } else { read_stdin()? };
     let piped = piped.trim_end();
     let hint = "give --prompt TEXT, or pipe text in";
-    match (&args.prompt, piped.is_empty()) {
+    let prompt = args.prompt.clone().or_else(|| (!args.words.is_empty()).then(|| args.words.join(" ")));
+    match (prompt, piped.is_empty()) {
         (Some(prompt), true) if prompt.trim().is_empty() => Err(Error::usage("the prompt is empty")),
-        (Some(prompt), true) => Ok(Some(prompt.clone())),
+        (Some(prompt), true) => Ok(Some(prompt)),
         (Some(prompt), false) => Ok(Some(format!("{prompt}\n\n{piped}"))),
         (None, false) => Ok(Some(piped.to_owned())),
         (None, true) if args.no_stdin => Err(Error::usage("--no-stdin needs a prompt").with_hint("give --prompt TEXT")),
