@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
@@ -29,7 +29,24 @@ struct Shared {
     stop: AtomicBool,
     panicked: AtomicBool,
     job: Mutex<Option<JobPointer>>,
+    /// Tasks that are left of each thread's part, see [`Pool::each`].
+    ranges: Vec<Line<AtomicU64>>,
     wake: Condvar,
+}
+
+/// A range of tasks in one number.
+fn packed(start: usize, end: usize) -> u64 {
+    (start as u64) << 32 | end as u64
+}
+
+/// Takes the first or the last task of a range.
+fn take(range: &AtomicU64, first: bool) -> Option<usize> {
+    let next = |range: u64| {
+        let (start, end) = (range >> 32, range & u64::from(u32::MAX));
+        (start < end).then(|| if first { (start + 1) << 32 | end } else { start << 32 | (end - 1) })
+    };
+    let was = range.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
+    Some(if first { was >> 32 } else { (was & u64::from(u32::MAX)) - 1 } as usize)
 }
 
 #[derive(Clone, Copy)]
@@ -55,6 +72,7 @@ impl Pool {
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             job: Mutex::new(None),
+            ranges: (0..threads.max(1)).map(|_| Line(AtomicU64::new(0))).collect(),
             wake: Condvar::new(),
         });
         let workers = (1..threads.max(1))
@@ -81,6 +99,11 @@ impl Pool {
             return job(0);
         }
         let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
+        self.run_in_turn(job);
+    }
+
+    /// [`Pool::run`] for who has the turn.
+    fn run_in_turn(&self, job: &(dyn Fn(usize) + Sync)) {
         let shared = &*self.shared;
         shared.running.0.store(self.workers.len(), Ordering::Relaxed);
         {
@@ -105,19 +128,26 @@ impl Pool {
         }
     }
 
-    /// Runs `job(thread, task)` for every task in `0..tasks`, handed out one by one.
+    /// Runs `job(thread, task)` for every task in `0..tasks`. Every thread has a range of neighbours, which it takes
+    /// in order, so that what it reads is one stream; one that is done takes the last tasks of others.
     pub fn each(&self, tasks: usize, job: &(dyn Fn(usize, usize) + Sync)) {
-        if tasks <= 1 || self.workers.is_empty() {
+        let threads = self.threads();
+        if tasks <= 1 || threads == 1 {
             return (0..tasks).for_each(|task| job(0, task));
         }
-        let next = AtomicUsize::new(0);
-        self.run(&|thread| {
-            loop {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task >= tasks {
-                    break;
-                }
+        let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
+        let lines = &self.shared.ranges[..threads];
+        for (thread, line) in lines.iter().enumerate() {
+            line.0.store(packed(tasks * thread / threads, tasks * (thread + 1) / threads), Ordering::Relaxed);
+        }
+        self.run_in_turn(&|thread| {
+            while let Some(task) = take(&lines[thread].0, true) {
                 job(thread, task);
+            }
+            for other in (1..threads).map(|step| (thread + step) % threads) {
+                while let Some(task) = take(&lines[other].0, false) {
+                    job(thread, task);
+                }
             }
         });
     }
