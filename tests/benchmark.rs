@@ -65,6 +65,11 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
+/// Equal but for the last digits: reading a number may round.
+fn assert_near(got: f64, expected: f64, what: &str) {
+    assert!((got - expected).abs() <= 1e-12 * expected.abs(), "{what}: {got}, expected {expected}");
+}
+
 fn samples(measurement: &Value) -> Vec<f64> {
     measurement["samples"].as_array().expect("a list").iter().map(number).collect()
 }
@@ -91,8 +96,11 @@ fn p76_runs_are_alike_and_the_conditions_are_told() {
         let median = values[3];
         let mut distances: Vec<f64> = values.iter().map(|v| (v - median).abs()).collect();
         distances.sort_by(f64::total_cmp);
-        let told = ["median", "min", "max", "mad"].map(|key| number(&measurement(&report, name)[key]));
-        assert_eq!(told, [median, values[0], values[6], distances[3]], "{name}");
+        for (key, expected) in [("median", median), ("min", values[0]), ("max", values[6])] {
+            assert_near(number(&measurement(&report, name)[key]), expected, name);
+        }
+        // A small difference of large numbers.
+        assert!((number(&measurement(&report, name)["mad"]) - distances[3]).abs() <= 1e-12 * median, "{name}");
     }
     let decode = measurement(&report, "decode 4 @ 16");
     assert_eq!(
@@ -253,7 +261,7 @@ fn an_earlier_result_is_compared() {
     let new = json(&finished.ok());
     let ratios = new["compared"]["ratios"].as_array().expect("a list");
     let prefill = ratios.iter().find(|r| r["name"] == "prefill 40").expect("a ratio");
-    assert_eq!(number(&prefill["ratio"]), number(&new["llm"]["prefill_tps"]) / 0.5);
+    assert_near(number(&prefill["ratio"]), number(&new["llm"]["prefill_tps"]) / 0.5, "ratio");
     assert!(stage.run(&["--threads", "1", "-q", "--compare", &path]).ok().contains("new/old"));
 }
 
@@ -285,7 +293,7 @@ fn another_engine_is_measured_in_alternation() {
     for result in results {
         assert_eq!(samples(&result["spread"]), [101.0, 102.0], "the warm-up is not among them");
         let ours = measurement(&report, result["name"].as_str().expect("a name"));
-        assert_eq!(number(&result["ratio"]), number(&ours["median"]) / 101.5);
+        assert_near(number(&result["ratio"]), number(&ours["median"]) / 101.5, "ratio");
     }
     assert!(stage.run(&[&against[..], &["-q"]].concat()).ok().contains("ours/theirs"));
     stage.file("peer-fails", "");
@@ -318,7 +326,7 @@ impl Phone {
 
     fn run(&self, more: &[&str]) -> Finished {
         let finished = finish(&mut self.command(more));
-        assert_eq!(self.left(), [PathBuf::new(); 0], "everything is removed");
+        assert!(self.left().is_empty(), "everything is removed: {:?}", self.left());
         finished
     }
 
@@ -386,5 +394,5 @@ fn an_interrupted_device_is_left_clean() {
     assert!(!phone.left().is_empty());
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("a signal");
     assert_eq!(child.wait().expect("an end").code(), Some(130));
-    assert_eq!(phone.left(), [PathBuf::new(); 0]);
+    assert!(phone.left().is_empty(), "{:?}", phone.left());
 }

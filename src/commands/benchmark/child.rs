@@ -23,10 +23,11 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// The last line that says something, of standard error if there is one.
+    /// Why it failed, in its own words: its last error line, or else its last line.
     pub fn last_words(&self) -> &str {
-        let lines = self.stdout.lines().chain(self.stderr.lines());
-        lines.map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("it said nothing")
+        let lines = || self.stdout.lines().chain(self.stderr.lines()).map(str::trim);
+        let error = lines().rev().find_map(|line| line.strip_prefix("error: "));
+        error.or_else(|| lines().rfind(|line| !line.is_empty())).unwrap_or("it said nothing")
     }
 }
 

@@ -6,6 +6,7 @@ use super::peer::Peer;
 use super::report::{Build, Conditions, Kind, Llm, Machine, Measurement, MemoryUse, Model, Read, Report};
 use super::report::{cache_bytes, weight_bytes};
 use super::spread::Spread;
+use super::table::counted;
 use super::{Lengths, MeasureArgs};
 use crate::commands::machine::{Resident, Sensors};
 use crate::commands::model_options::{EngineArgs, memory_warning};
@@ -320,11 +321,6 @@ impl<'e> Bench<'e> {
         }
         Ok(all)
     }
-}
-
-/// `1 run`, `2 runs`.
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn milliseconds(time: Duration) -> f64 {

@@ -113,8 +113,10 @@ fn facts(report: &Report) -> Vec<(&'static str, String)> {
     facts.push((
         "method",
         format!(
-            "{} runs after {} warm-up{pause}; forced tokens (seed {}), no sampling",
-            conditions.runs, conditions.warmup_runs, conditions.seed
+            "{} after a warm-up{pause}; forced tokens (seed {}), no sampling, ended by {}",
+            counted(conditions.runs, "run"),
+            conditions.seed,
+            report.llm.finish_reason
         ),
     ));
     if let Some(memory) = report.memory {
@@ -186,6 +188,11 @@ fn tables(report: &Report) -> Vec<Vec<Vec<String>>> {
         all.push(table);
     }
     all
+}
+
+/// `1 run`, `2 runs`.
+pub fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Four digits, or all before the point.
