@@ -215,7 +215,6 @@ pub fn cpu_features() -> Vec<&'static str> {
         ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
         ("avx512vbmi", is_x86_feature_detected!("avx512vbmi")),
         ("gfni", is_x86_feature_detected!("gfni")),
-        ("gfni", is_x86_feature_detected!("gfni")),
     ];
     #[cfg(target_arch = "aarch64")]
     let all = [
