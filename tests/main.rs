@@ -3,6 +3,7 @@
 //! `CACTUS_TEST_MODELS=FOLDER` adds the real models in FOLDER (see `real_models`), `CACTUS_TEST_LARGE=1` makes
 //! the checkpoint of `convert` 4 GB large.
 
+mod benchmark;
 mod cli;
 mod convert;
 mod eval;

@@ -1,6 +1,11 @@
-//! What this computer has: memory, disk, instruction sets.
+//! What this computer has: memory, disk, instruction sets, sensors.
 
-use std::path::Path;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Where Linux tells about devices.
+const SYS: &str = "/sys";
 
 /// Main memory in bytes, as far as this process may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +53,125 @@ fn container_limit() -> Option<u64> {
     limits.min()
 }
 
-fn read_number(path: &Path) -> Option<u64> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+/// Memory of this process that is in main memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// The most so far.
+    pub peak: u64,
+    pub now: u64,
+}
+
+impl Resident {
+    /// `None` where the system does not tell.
+    pub fn read() -> Option<Resident> {
+        parse_resident(&std::fs::read_to_string("/proc/self/status").ok()?)
+    }
+
+    /// Lets the peak begin anew, where the system can do that.
+    pub fn forget_peak() {
+        // 5 resets VmHWM: <https://docs.kernel.org/filesystems/proc.html>, 3.1 on clear_refs.
+        let _ = std::fs::write("/proc/self/clear_refs", "5");
+    }
+}
+
+fn parse_resident(status: &str) -> Option<Resident> {
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some(Resident { peak: field("VmHWM:")?, now: field("VmRSS:")? })
+}
+
+/// What may slow a CPU down, at one moment. `None` where the system does not tell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sensors {
+    /// Degrees Celsius by the name of the sensor.
+    pub temperatures_c: Option<BTreeMap<String, f64>>,
+    /// How often cores were slowed down for their heat since the machine was started, all cores together.
+    pub throttle_count: Option<u64>,
+    /// Frequency of the fastest core.
+    pub frequency_mhz: Option<f64>,
+}
+
+impl Sensors {
+    pub fn read() -> Sensors {
+        Self::below(Path::new(SYS))
+    }
+
+    fn below(sys: &Path) -> Sensors {
+        let mut temperatures = BTreeMap::new();
+        for zone in folders(&sys.join("class/thermal"), "thermal_zone") {
+            // In thousandths of a degree; sensors that are off tell nonsense such as -274.
+            let celsius = read_text(&zone.join("temp")).and_then(|text| text.parse::<f64>().ok()).map(|milli| milli / 1e3);
+            let Some(celsius) = celsius.filter(|celsius| (-50.0..=200.0).contains(celsius)) else { continue };
+            let place = zone.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+            let mut name = read_text(&zone.join("type")).unwrap_or_else(|| place.clone());
+            if temperatures.contains_key(&name) {
+                name = format!("{name} {place}");
+            }
+            temperatures.insert(name, celsius);
+        }
+        let cpus = folders(&sys.join("devices/system/cpu"), "cpu");
+        let counts: Vec<u64> =
+            cpus.iter().filter_map(|cpu| read_number(&cpu.join("thermal_throttle/core_throttle_count"))).collect();
+        let fastest = cpus.iter().filter_map(|cpu| read_number(&cpu.join("cpufreq/scaling_cur_freq"))).max();
+        Sensors {
+            temperatures_c: (!temperatures.is_empty()).then_some(temperatures),
+            throttle_count: (!counts.is_empty()).then(|| counts.iter().fold(0u64, |sum, count| sum.saturating_add(*count))),
+            frequency_mhz: fastest.map(|khz| khz as f64 / 1e3),
+        }
+    }
+
+    /// The highest temperature.
+    pub fn hottest_c(&self) -> Option<f64> {
+        self.temperatures_c.as_ref()?.values().copied().max_by(f64::total_cmp)
+    }
+}
+
+/// How the system chooses frequencies, such as `performance`; several names where cores differ.
+pub fn governor() -> Option<String> {
+    let cpus = folders(&Path::new(SYS).join("devices/system/cpu"), "cpu");
+    let mut names: Vec<String> = cpus.iter().filter_map(|cpu| read_text(&cpu.join("cpufreq/scaling_governor"))).collect();
+    names.sort();
+    names.dedup();
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+/// Bytes of the largest cache of the first CPU.
+pub fn last_level_cache() -> Option<u64> {
+    let caches = folders(&Path::new(SYS).join("devices/system/cpu/cpu0/cache"), "index");
+    caches.iter().filter_map(|cache| parse_cache(&read_text(&cache.join("size"))?)).max()
+}
+
+/// Such as `32768K`.
+fn parse_cache(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+/// Folders in `parent` that are called `name` and a number, in no order.
+pub fn folders(parent: &Path, name: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let numbered = entries.filter(|entry| {
+        let number = entry.file_name().to_string_lossy().strip_prefix(name).map(str::to_owned);
+        number.is_some_and(|number| !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()))
+    });
+    numbered.map(|entry| entry.path()).collect()
+}
+
+fn read_text(path: &Path) -> Option<String> {
+    Some(std::fs::read_to_string(path).ok()?.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// The number that a file holds.
+pub fn read_number(path: &Path) -> Option<u64> {
+    read_text(path)?.parse().ok()
 }
 
 /// Bytes of all files below `folder`; links are not followed.
@@ -93,7 +215,6 @@ pub fn cpu_features() -> Vec<&'static str> {
         ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
         ("avx512vbmi", is_x86_feature_detected!("avx512vbmi")),
         ("gfni", is_x86_feature_detected!("gfni")),
-        ("gfni", is_x86_feature_detected!("gfni")),
     ];
     #[cfg(target_arch = "aarch64")]
     let all = [
@@ -127,6 +248,39 @@ mod tests {
         for bad in ["", "MemTotal: x kB\nMemAvailable: 1 kB", "MemTotal: 1 kB", "MemTotal: 99999999999999999999 kB"] {
             assert_eq!(parse_meminfo(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn resident_memory_is_read() {
+        let status = "Name:\tcactus\nVmHWM:\t   20480 kB\nVmRSS:\t   10240 kB\n";
+        assert_eq!(parse_resident(status), Some(Resident { peak: 20480 * 1024, now: 10240 * 1024 }));
+        assert_eq!(parse_resident("VmHWM: 1 kB"), None);
+        assert_eq!(
+            [parse_cache("48K"), parse_cache("32M"), parse_cache("x"), parse_cache("")],
+            [Some(49152), Some(33554432), None, None]
+        );
+    }
+
+    #[test]
+    fn sensors_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        assert_eq!(Sensors::below(folder.path()), Sensors::default());
+        for (zone, kind, temp) in [("0", "cpu-0\n", "45500\n"), ("1", "cpu-0\n", "61000\n"), ("2", "off\n", "-274000\n")] {
+            write(&format!("class/thermal/thermal_zone{zone}/type"), kind);
+            write(&format!("class/thermal/thermal_zone{zone}/temp"), temp);
+        }
+        write("devices/system/cpu/cpu0/thermal_throttle/core_throttle_count", "3\n");
+        write("devices/system/cpu/cpu1/thermal_throttle/core_throttle_count", "4\n");
+        write("devices/system/cpu/cpu1/cpufreq/scaling_cur_freq", "2500000\n");
+        write("devices/system/cpu/cpufreq/scaling_cur_freq", "9900000\n");
+        let sensors = Sensors::below(folder.path());
+        assert_eq!((sensors.throttle_count, sensors.frequency_mhz, sensors.hottest_c()), (Some(7), Some(2500.0), Some(61.0)));
+        assert_eq!(sensors.temperatures_c.unwrap().len(), 2);
     }
 
     #[test]

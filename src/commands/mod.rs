@@ -1,6 +1,7 @@
 //! What is typed: one file per subcommand. Only this room prints, reads flags and sets exit codes.
 
 mod batch;
+mod benchmark;
 mod completions;
 mod convert;
 mod doctor;
@@ -52,6 +53,8 @@ enum Command {
     Rm(rm::Args),
     /// Measure what fewer bits cost: distance to a reference model on a text, right answers on tasks
     Eval(eval::Args),
+    /// Measure speed and memory, so that anyone can repeat it
+    Benchmark(benchmark::Args),
     /// Write the logits for given token ids, to compare with other engines
     Logits(logits::Args),
     /// Show what is in force: settings, CPU, memory, caches, and what would make it faster
@@ -94,6 +97,7 @@ fn dispatch(command: Command, started: Instant) -> Outcome {
         Command::Search(args) => search::run(&args),
         Command::Rm(args) => rm::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Benchmark(args) => benchmark::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),

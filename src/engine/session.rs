@@ -62,8 +62,7 @@ impl<'e> Session<'e> {
         let same = self.ids.iter().zip(ids).take_while(|(a, b)| a == b).count();
         // The last id is run again if need be, because its logits are wanted.
         let reused = same.min(ids.len() - 1);
-        self.ids.truncate(reused);
-        self.state.truncate(reused);
+        self.truncate(reused);
         let mut one = false;
         for piece in ids[reused..].chunks(self.engine.prefill.max_tokens()) {
             one = piece.len() == 1;
@@ -87,6 +86,12 @@ impl<'e> Session<'e> {
         }
         self.run(&[id], true, &|| false);
         Ok(self.engine.decode.output_mut(&mut self.decode, 0))
+    }
+
+    /// Forgets everything from position `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.ids.truncate(len);
+        self.state.truncate(len);
     }
 
     /// False if it was stopped; then the session is as it was.
