@@ -22,11 +22,13 @@ import sys
 import numpy as np
 
 GROUP = 128  # columns that share a rotation, and a scale per row
+BLOCK_GROUP = 32  # columns that share a scale per row where nothing is rotated
 TILE_ROWS = 64
 BLOCK_COLS = 8
 PLAIN = {"f32": "<f4", "f16": "<f2"}
 CQ_BITS = {"cq1": 1, "cq2": 2, "cq3": 3, "cq4": 4, "cq8": 8}
 TCQ_BITS = {"tcq1": 1, "tcq2": 2, "tcq3": 3, "tcq4": 4}
+BLOCK_BITS = {"q4_0": 4, "q8_0": 8}
 HEADER = 128  # bytes before the first tile of a trellis tensor
 
 
@@ -148,6 +150,18 @@ def decode_cq(data, rows, cols, bits, levels, signs, base=None):
     return np.concatenate(parts, axis=1)[:rows]
 
 
+def decode_blocks(data, rows, cols, bits):
+    """The float32 matrix [rows, cols] of a block tensor: integer levels times float16 scales."""
+    tiles, groups = -(-rows // TILE_ROWS), cols // BLOCK_GROUP
+    count, size = BLOCK_GROUP // BLOCK_COLS, BLOCK_GROUP // BLOCK_COLS * 64 * bits
+    data = data.reshape(tiles * groups, size + 2 * TILE_ROWS)  # groups follow one another, all of one size
+    codes = unpack(data[:, :size].reshape(tiles * groups, count, 64 * bits), bits)
+    levels = codes.view(np.int8).astype(np.float32) - (8 if bits == 4 else 0)
+    scales = np.ascontiguousarray(data[:, size:]).view("<f2").astype(np.float32)
+    values = (levels * scales[:, :, None]).reshape(tiles, groups, TILE_ROWS, BLOCK_GROUP)
+    return values.transpose(0, 2, 1, 3).reshape(tiles * TILE_ROWS, cols)[:rows]
+
+
 class Bundle:
     def __init__(self, folder):
         folder = pathlib.Path(folder)
@@ -170,6 +184,8 @@ class Bundle:
         if kind in TCQ_BITS:
             levels, base = data[:64].view(np.int8), data[64:68].view("<u4")[0]
             return decode_cq(data[HEADER:], rows, cols, TCQ_BITS[kind], levels, self.signs, base)[:, :cols]
+        if kind in BLOCK_BITS:
+            return decode_blocks(data, rows, cols, BLOCK_BITS[kind])
         bits = CQ_BITS[kind]
         levels = None if bits == 8 else np.array(self.manifest["quantiser"]["codebooks"][str(bits)], np.int8)
         return decode_cq(data, rows, cols, bits, levels, self.signs)[:, :cols]

@@ -9,6 +9,7 @@ mod convert;
 mod eval;
 mod export;
 mod golden;
+mod grids;
 mod house;
 mod hub;
 mod models;

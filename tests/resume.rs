@@ -27,6 +27,7 @@ fn options(bits: f64, sequential: Option<f32>) -> Options {
         calibration: vec![text(150), text(90)],
         calibration_text: String::new(),
         sequential,
+        keep: true,
         source: Provenance { name: "test".into(), revision: None },
     }
 }

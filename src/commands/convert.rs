@@ -8,7 +8,7 @@ use cactus::model::Bundle;
 use cactus::model::convert::Report;
 use cactus::model::families;
 use cactus::model::import::Checkpoint;
-use cactus::quant::{Bits, Code};
+use cactus::quant::{Bits, Code, Format};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,9 @@ pub struct Args {
     /// How codes of 1 to 4 bits become levels: trellis (smaller error) or scalar (fewer instructions)
     #[arg(long, default_value = "trellis", value_parser = ["trellis", "scalar"])]
     code: String,
+    /// Round weights that have 4 or 8 bits in the checkpoint (GGUF Q4_0, Q8_0) again instead of keeping them
+    #[arg(long)]
+    requantise: bool,
     /// How far weights make up for the errors of layers before them, 0 to 1, or off
     #[arg(long, default_value_t = model_options::SHARE.to_string(), value_parser = parse_share, hide = true)]
     sequential: String,
@@ -72,6 +75,7 @@ pub fn run(args: &Args) -> Outcome {
         calibrate: Calibrate::from(args.calibrate.as_str()),
         tokens: args.calibrate_tokens,
         sequential: args.sequential.parse().ok(),
+        keep: !args.requantise,
     };
     let report = model_options::convert(&found, &target, &wanted, &mut terminal)?;
     let seconds = begin.elapsed().as_secs_f64();
@@ -131,14 +135,22 @@ fn as_table(report: &Report, target: &Path, seconds: f64) -> String {
         let shape = format!("{} x {}", t.rows, t.cols);
         let kl = t.expected_kl.map_or(String::new(), |kl| format!("  {kl:11.5}"));
         let padded = if t.padded { "  padded to whole groups" } else { "" };
+        let kept = if t.kept() { "  kept" } else { "" };
         let error = t.error.relative();
         let _ = writeln!(
             text,
-            "{:28} {shape:>16} {:>6} {:8.3} {error:9.5}{kl}{padded}",
+            "{:28} {shape:>16} {:>6} {:8.3} {error:9.5}{kl}{padded}{kept}",
             t.name,
             t.format.to_string(),
             t.bits_per_weight()
         );
+    }
+    let matrices = report.tensors.iter().filter(|t| t.format != Format::F32);
+    let kept: Vec<Format> = report.tensors.iter().filter(|t| t.kept()).map(|t| t.format).collect();
+    if !kept.is_empty() {
+        let named = [Format::Q4_0, Format::Q8_0].into_iter().filter(|f| kept.contains(f)).map(|f| f.to_string());
+        let (named, count) = (named.collect::<Vec<_>>().join(", "), matrices.count());
+        let _ = writeln!(text, "{} of {count} matrices kept as the checkpoint has them ({named}), without loss", kept.len());
     }
     let _ = writeln!(
         text,
@@ -157,7 +169,7 @@ fn as_json(report: &Report, target: &Path, seconds: f64) -> serde_json::Value {
         json!({
             "name": t.name, "rows": t.rows, "cols": t.cols, "format": t.format, "bytes": t.bytes,
             "bits_per_weight": t.bits_per_weight(), "relative_error": t.error.relative(), "padded": t.padded,
-            "expected_kl": t.expected_kl,
+            "kept": t.kept(), "expected_kl": t.expected_kl,
         })
     };
     json!({

@@ -138,13 +138,23 @@ pub struct Wanted {
     pub calibrate: Calibrate,
     pub tokens: usize,
     pub sequential: Option<f32>,
+    /// Grids of the checkpoint are kept.
+    pub keep: bool,
 }
 
 impl Wanted {
     /// What `cactus run` makes when it finds nothing.
     pub fn new(bits: Bits) -> Self {
         let calibrate = Calibrate::Auto;
-        Wanted { bits, head_bits: None, code: Code::Trellis, calibrate, tokens: SAMPLE_TOKENS, sequential: Some(SHARE) }
+        Wanted {
+            bits,
+            head_bits: None,
+            code: Code::Trellis,
+            calibrate,
+            tokens: SAMPLE_TOKENS,
+            sequential: Some(SHARE),
+            keep: true,
+        }
     }
 }
 
@@ -254,20 +264,30 @@ fn may_generate(checkpoint: &Checkpoint, target: &Path, tokens: usize, terminal:
 pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mut Terminal) -> Result<Report> {
     let bits = wanted.bits;
     let checkpoint = Checkpoint::open(&found.path)?;
-    let begin = std::time::Instant::now();
-    let (calibration, calibration_text) =
-        if bits < Bits::EIGHT { sample(&checkpoint, target, wanted, terminal)? } else { Default::default() };
-    if !calibration.is_empty() {
-        terminal.note(&format!("calibrating on tokens of text: {calibration_text} ({:.0} s)", begin.elapsed().as_secs_f64()));
-    }
     let name = match found.source {
         // The folder's own name: the path would make bundles differ between machines.
         hub::Source::Local => found.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
         _ => found.name.clone(),
     };
     let source = Provenance { name, revision: found.revision.clone() };
-    let (code, sequential) = (wanted.code, wanted.sequential);
-    let options = Options { bits, head_bits: wanted.head_bits, code, calibration, calibration_text, sequential, source };
+    let mut options = Options {
+        bits,
+        head_bits: wanted.head_bits,
+        code: wanted.code,
+        calibration: Vec::new(),
+        calibration_text: String::new(),
+        sequential: wanted.sequential,
+        keep: wanted.keep,
+        source,
+    };
+    if convert::needs_text(&checkpoint, &options)? {
+        let begin = std::time::Instant::now();
+        (options.calibration, options.calibration_text) = sample(&checkpoint, target, wanted, terminal)?;
+        if !options.calibration.is_empty() {
+            let (text, seconds) = (&options.calibration_text, begin.elapsed().as_secs_f64());
+            terminal.note(&format!("calibrating on tokens of text: {text} ({seconds:.0} s)"));
+        }
+    }
     let what = format!("converting to {bits} bits");
     terminal::catch_interrupts();
     let report = convert::convert(&checkpoint, target, &options, &mut |event| {

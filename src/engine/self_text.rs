@@ -80,6 +80,7 @@ pub fn write(
         calibration: Vec::new(),
         calibration_text: String::new(),
         sequential: None,
+        keep: true,
         source: Provenance::default(),
     };
     convert::convert(checkpoint, &bundle, &options, &mut |_| on_tokens(0))?;

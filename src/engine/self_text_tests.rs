@@ -22,6 +22,7 @@ fn bundle(checkpoint: &Checkpoint, folder: &Path) -> PathBuf {
         calibration: Vec::new(),
         calibration_text: String::new(),
         sequential: None,
+        keep: true,
         source,
     };
     convert::convert(checkpoint, &target, &options, &mut |_| Ok(())).expect("a conversion");

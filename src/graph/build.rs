@@ -22,7 +22,7 @@ pub(super) enum Rows {
 pub(super) struct Value {
     pub rows: Rows,
     pub cols: usize,
-    /// Set for rotated int8 values: the layout (of any matrix with these columns) that tells groups and padding.
+    /// Set for int8 values: the layout (of any matrix with these columns) that tells rotation, groups and padding.
     pub rotated: Option<CqLayout>,
 }
 
@@ -41,8 +41,8 @@ pub struct Graph {
     pub(super) ropes: Vec<RopeTable>,
     pub(super) caches: Vec<AttentionShape>,
     pub(super) outputs: Vec<NodeId>,
-    /// Rotated form of a node, so that products with the same input share it.
-    rotated: HashMap<NodeId, NodeId>,
+    /// Int8 form of a node, rotated or not, so that products with the same input share it.
+    rotated: HashMap<(NodeId, bool), NodeId>,
 }
 
 impl Graph {
@@ -115,7 +115,8 @@ impl Graph {
         Err(mismatch(&format!("{heads} heads of {dim} from column {start} do not fit {} columns", self.cols(x))))
     }
 
-    /// `x W^T (+ bias)`; the input of a quantised matrix is rotated first, once for all its products.
+    /// `x W^T (+ bias)`; the input of a quantised matrix is first rotated as the matrix is and rounded, once for
+    /// all products that want it the same way.
     pub fn matmul(&mut self, x: NodeId, weight: WeightId, bias: Option<WeightId>) -> Result<NodeId> {
         let w = &self.weights[weight.0];
         let (out, layout) = (w.rows, w.layout());
@@ -128,12 +129,12 @@ impl Graph {
         let rows = self.rows(x);
         let input = match layout {
             None => x,
-            Some(layout) => match self.rotated.get(&x) {
+            Some(layout) => match self.rotated.get(&(x, layout.rotated())) {
                 Some(&rotated) => rotated,
                 None => {
                     let rotated = self.push(Op::Rotate, &[x], rows, layout.cols);
                     self.nodes[rotated.0].value.rotated = Some(layout);
-                    self.rotated.insert(x, rotated);
+                    self.rotated.insert((x, layout.rotated()), rotated);
                     rotated
                 }
             },

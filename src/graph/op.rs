@@ -41,7 +41,7 @@ pub enum Op {
         start: usize,
         heads: usize,
     },
-    /// Rotated int8 form of the input, for products with quantised matrices.
+    /// Int8 form of the input for products with quantised matrices, rotated as they are.
     Rotate,
     /// `x W^T (+ bias)`.
     MatMul {

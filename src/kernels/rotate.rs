@@ -1,7 +1,9 @@
 //! Rotating activations like the weights, and rounding them to int8.
 //!
 //! After the Hadamard rotation the values of a group are close to Gaussian, so one int8 scale per group of
-//! 128 loses about 4e-5 of the energy. This is done once per distinct input of matrix products.
+//! 128 loses about 4e-5 of the energy. Where weights are not rotated, there is a
+//! scale for every 32 values instead. This is done once per distinct input of matrix products, and twice where some
+//! are rotated and some are not.
 
 use super::threads::{Parts, Pool};
 use super::variant::{Level, variants};
@@ -10,12 +12,13 @@ use crate::quant::CqLayout;
 use crate::quant::format::GROUP;
 use crate::quant::rotate::SIGNS;
 
-/// One rotated group: codes to `codes` (as many as `x` is wide once padded), the scale and the sum of codes.
+/// One group, rotated if `ROTATED`: codes to `codes` (as many as `x` is wide once padded), the scale and the sum of
+/// codes.
 ///
 /// # Safety
 /// `codes` is valid for `width` bytes; `width` is 16, 32, 64 or 128 and at least `x.len()`.
 #[inline(always)]
-unsafe fn group_lanes<L: Lanes>(x: &[f32], width: usize, codes: *mut i8, scale: &mut f32, sum: &mut i32) {
+unsafe fn group_lanes<const ROTATED: bool, L: Lanes>(x: &[f32], width: usize, codes: *mut i8, scale: &mut f32, sum: &mut i32) {
     unsafe {
         let mut padded = [0.0f32; GROUP];
         let source = if x.len() < width {
@@ -27,10 +30,13 @@ unsafe fn group_lanes<L: Lanes>(x: &[f32], width: usize, codes: *mut i8, scale: 
         let n = width / LANES;
         let mut v = [L::splat(0.0); GROUP / LANES];
         for (i, v) in v[..n].iter_mut().enumerate() {
-            *v = L::load(source.add(i * LANES)).mul(L::load(SIGNS.as_ptr().add(i * LANES))).hadamard16();
+            *v = L::load(source.add(i * LANES));
+            if ROTATED {
+                *v = v.mul(L::load(SIGNS.as_ptr().add(i * LANES))).hadamard16();
+            }
         }
         let mut half = 1;
-        while half < n {
+        while ROTATED && half < n {
             for i in 0..n {
                 if i & half == 0 {
                     (v[i], v[i + half]) = (v[i].add(v[i + half]), v[i].sub(v[i + half]));
@@ -50,14 +56,15 @@ unsafe fn group_lanes<L: Lanes>(x: &[f32], width: usize, codes: *mut i8, scale: 
             q.store_i8(codes.add(i * LANES));
             total = total.add(q);
         }
-        *scale = largest / 127.0 / (width as f32).sqrt();
+        *scale = largest / 127.0 / if ROTATED { (width as f32).sqrt() } else { 1.0 };
         *sum = total.sum() as i32;
     }
 }
 
-variants!(group = group_lanes as fn(x: &[f32], width: usize, codes: *mut i8, scale: &mut f32, sum: &mut i32));
+variants!(group = group_lanes[true] as fn(x: &[f32], width: usize, codes: *mut i8, scale: &mut f32, sum: &mut i32));
+variants!(plain = group_lanes[false] as fn(x: &[f32], width: usize, codes: *mut i8, scale: &mut f32, sum: &mut i32));
 
-/// Rotated int8 activations of `rows` inputs.
+/// Int8 activations of `rows` inputs, rotated where weights are.
 #[derive(Clone, Copy)]
 pub struct Rotated<'a> {
     /// `[rows, padded_cols]`
@@ -71,12 +78,13 @@ pub struct Rotated<'a> {
 /// The activation kernel of one level.
 #[derive(Clone, Copy)]
 pub struct Rotate {
-    run: group::Run,
+    rotated: group::Run,
+    plain: plain::Run,
 }
 
 impl Rotate {
     pub fn select(level: Level) -> Self {
-        Rotate { run: group::select(level) }
+        Rotate { rotated: group::select(level), plain: plain::select(level) }
     }
 
     /// `x [rows, layout.cols]` to codes, scales and sums as in [`Rotated`].
@@ -89,17 +97,19 @@ impl Rotate {
                 && scales.len() == rows * groups
                 && sums.len() == rows * groups
         );
+        let run = if layout.rotated() { self.rotated } else { self.plain };
         let (codes, scales, sums) = (&Parts::new(codes), &Parts::new(scales), &Parts::new(sums));
         pool.ranges(rows * groups, 64, &|range| {
             for at in range {
                 let (row, g) = (at / groups, at % groups);
-                let start = row * padded + g * GROUP;
+                let first = g * layout.group();
+                let start = row * padded + first;
                 let width = layout.group_width(g);
-                let x = &x[row * cols + g * GROUP..row * cols + (g * GROUP + width).min(cols)];
+                let x = &x[row * cols + first..row * cols + (first + width).min(cols)];
                 // SAFETY: the level was checked by `select`; every index is written by one thread.
                 unsafe {
                     let codes = codes.slice(start..start + width);
-                    (self.run)(x, width, codes.as_mut_ptr(), &mut scales.slice(at..at + 1)[0], &mut sums.slice(at..at + 1)[0]);
+                    run(x, width, codes.as_mut_ptr(), &mut scales.slice(at..at + 1)[0], &mut sums.slice(at..at + 1)[0]);
                 }
             }
         });
@@ -114,8 +124,9 @@ mod tests {
     #[test]
     fn equals_the_plain_rotation_at_every_level() {
         let pool = Pool::new(2);
-        for cols in [1, 16, 104, 128, 576, 600] {
-            let layout = CqLayout::new(Format::Cq4, 1, cols).unwrap();
+        let rotated = [1, 16, 104, 128, 576, 600].map(|cols| (Format::Cq4, cols));
+        for (format, cols) in rotated.into_iter().chain([32, 576].map(|cols| (Format::Q4_0, cols))) {
+            let layout = CqLayout::new(format, 1, cols).unwrap();
             let rows = 30;
             let x: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919 % 1009) as f32 - 500.0) / 99.0).collect();
             let (padded, groups) = (layout.padded_cols(), layout.groups());
@@ -128,13 +139,16 @@ mod tests {
                     for g in 0..groups {
                         let width = layout.group_width(g);
                         let mut truth = vec![0.0f32; width];
-                        let piece = &x[row * cols + g * GROUP..row * cols + (g * GROUP + width).min(cols)];
+                        let first = g * layout.group();
+                        let piece = &x[row * cols + first..row * cols + (first + width).min(cols)];
                         truth[..piece.len()].copy_from_slice(piece);
-                        rotate::rotate(&mut truth);
-                        let codes = &codes[row * padded + g * GROUP..][..width];
+                        if layout.rotated() {
+                            rotate::rotate(&mut truth);
+                        }
+                        let codes = &codes[row * padded + first..][..width];
                         let scale = scales[row * groups + g];
                         for (c, t) in codes.iter().zip(&truth) {
-                            assert!((f32::from(*c) * scale - t).abs() <= scale * 0.501 + 1e-6, "{level} {cols}");
+                            assert!((f32::from(*c) * scale - t).abs() <= scale * 0.501 + 1e-6, "{level} {format} {cols}");
                         }
                         assert_eq!(sums[row * groups + g], codes.iter().map(|c| i32::from(*c)).sum::<i32>());
                     }

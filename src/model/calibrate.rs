@@ -200,18 +200,27 @@ impl<'a> Calibration<'a> {
     /// Factors for a matrix, `None` for tensors that are not inputs of products in a layer. Matrices come in
     /// plan order.
     pub fn factors(&mut self, name: &str, layout: &CqLayout) -> Result<Option<Factors>> {
-        let Some((layer, part)) = name.strip_prefix("layers.").and_then(|n| n.split_once('.')) else { return Ok(None) };
-        let Some(product) = PRODUCTS.iter().position(|(name, _)| *name == part) else { return Ok(None) };
+        if !self.arrive(name)? {
+            return Ok(None);
+        }
+        let rounded = self.rounded.as_ref().map(|s| s.inputs.as_slice());
+        let mut moments = Moments::new(layout, rounded.is_some());
+        self.add(&mut moments, &self.original.inputs, rounded);
+        Ok(Some(moments.factors(DAMPING, &self.machine.kernel, &self.machine.pool)))
+    }
+
+    /// Takes the streams to a matrix; false, and nothing happens, for tensors that are not inputs of products in a
+    /// layer. A matrix that is kept as it is has to be arrived at as well.
+    pub fn arrive(&mut self, name: &str) -> Result<bool> {
+        let Some((layer, part)) = name.strip_prefix("layers.").and_then(|n| n.split_once('.')) else { return Ok(false) };
+        let Some(product) = PRODUCTS.iter().position(|(name, _)| *name == part) else { return Ok(false) };
         let layer = layer.parse().unwrap_or(0);
         if self.current.as_ref().is_none_or(|c| c.index != layer) {
             self.finish_layer()?;
             self.current = Some(self.load(layer)?);
         }
         self.reach(product + 1)?;
-        let rounded = self.rounded.as_ref().map(|s| s.inputs.as_slice());
-        let mut moments = Moments::new(layout, rounded.is_some());
-        self.add(&mut moments, &self.original.inputs, rounded);
-        Ok(Some(moments.factors(DAMPING, &self.machine.kernel, &self.machine.pool)))
+        Ok(true)
     }
 
     /// How a matrix of the current layer was stored.

@@ -2,7 +2,7 @@
 
 use super::bundle::{self, FORMAT_VERSION, Manifest, Provenance, Quantiser, TensorEntry};
 use super::calibrate::Calibration;
-use super::choice::{Choice, choose};
+use super::choice::{self, Choice, choose};
 use super::encoder::{Aim, Encoder};
 use super::families::{self, ModelPlan, Role, TensorPlan};
 use super::import::Checkpoint;
@@ -42,6 +42,8 @@ pub struct Options {
     /// How far weights make up for the errors of layers before them, 0 to 1; `None`: not at all, and inputs are
     /// measured on the original model.
     pub sequential: Option<f32>,
+    /// Grids of the checkpoint are kept where they have no more than the 4 or 8 bits that are asked for.
+    pub keep: bool,
     pub source: Provenance,
 }
 
@@ -107,6 +109,11 @@ impl TensorReport {
         }
     }
 
+    /// Whether the weights are stored as the checkpoint has them.
+    pub fn kept(&self) -> bool {
+        self.format.code() == Code::Block
+    }
+
     pub fn bits_per_weight(&self) -> f64 {
         8.0 * self.bytes as f64 / (self.rows * self.cols) as f64
     }
@@ -129,6 +136,16 @@ impl Report {
     }
 }
 
+/// Whether there is anything in a conversion with these options that rounding could fit to sample text.
+pub fn needs_text(checkpoint: &Checkpoint, options: &Options) -> Result<bool> {
+    let plan = families::plan(checkpoint)?;
+    Ok(options.bits < Bits::EIGHT && any_rounded(&plan, &choice::kept(checkpoint, &plan, options, true)?))
+}
+
+fn any_rounded(plan: &ModelPlan, kept: &[Option<Format>]) -> bool {
+    plan.tensors.iter().zip(kept).any(|(tensor, kept)| tensor.role != Role::Vector && kept.is_none())
+}
+
 /// Converts `checkpoint` into a bundle at `target`, which must not exist or be a bundle (it is replaced).
 /// The same input gives the same bytes, also when it goes on where an interrupted or killed conversion stopped.
 /// Until the last moment nothing is visible under the final name.
@@ -143,12 +160,13 @@ pub fn convert(
     if target.exists() && !super::Bundle::is_bundle(target) {
         return Err(Error::usage(format!("{} exists and is no bundle; it will not be overwritten", target.display())));
     }
-    let rounded = options.calibrated();
+    let kept = choice::kept(checkpoint, &plan, options, options.calibrated())?;
+    let rounded = options.calibrated() && any_rounded(&plan, &kept);
     let mut calibration = match rounded {
         true => Some(Calibration::new(checkpoint, &plan, &options.calibration, options.sequential.is_some())?),
         false => None,
     };
-    let work = Work::new(&plan, options);
+    let work = Work::new(&plan, options, &kept);
     let mut start = |done: u64| on_event(Event::Start { work: work.total(), done });
     let key = rounded.then(|| record::key(checkpoint, &plan, options));
     let resumed = match &key {
@@ -162,7 +180,7 @@ pub fn convert(
         }
         None => {
             start(0)?;
-            let Choice { formats, expected, table } = choose(checkpoint, &plan, options, &mut calibration, on_event)?;
+            let Choice { formats, expected, table } = choose(checkpoint, &plan, options, &kept, &mut calibration, on_event)?;
             let sizes = plan.tensors.iter().zip(&formats).map(|(t, f)| f.bytes(t.rows, t.cols).unwrap_or(usize::MAX) as u64);
             check_room(target, sizes.fold(0, u64::saturating_add), "the converted model")?;
             (Staging::create(target)?, Found::new(Record::new(key.as_deref().unwrap_or(""), formats, expected)), table)
@@ -210,7 +228,10 @@ impl Job<'_> {
         } else if calibration.is_some() {
             record.write(dir, 0, &out.hash, &[])?;
         }
-        if let Some(calibration) = calibration.as_mut().filter(|_| record.finished() == 0 && plan.spec.tied && table.is_none()) {
+        let calibrated = calibration.is_some();
+        let last_rounded = record.formats.iter().rposition(|format| format.is_rotated());
+        let tied = plan.spec.tied && record.formats.first().is_some_and(|embed| embed.is_rotated());
+        if let Some(calibration) = calibration.as_mut().filter(|_| record.finished() == 0 && tied && table.is_none()) {
             on_event(Event::Note("going on with the embedding table"))?;
             table = Some(calibration.original_pass(options.code, false, &mut |_| on_event(Event::Advance(0)))?.0);
         }
@@ -219,6 +240,9 @@ impl Job<'_> {
         }
         for (i, tensor) in plan.tensors.iter().enumerate().skip(record.finished()) {
             let (format, (to_calibrate, to_round)) = (record.formats[i], work.tensors[i]);
+            if last_rounded.is_none_or(|last| i > last) {
+                calibration = None;
+            }
             let begins = i == 0 || self.part(i) != self.part(i - 1);
             if begins {
                 on_event(Event::Stage(&self.part(i)))?;
@@ -231,6 +255,10 @@ impl Job<'_> {
             if let (Some(calibration), Some(layout)) = (&mut calibration, CqLayout::new(format, tensor.rows, tensor.cols)) {
                 factors = match tensor.role {
                     Role::Embedding => table.take(),
+                    _ if !layout.rotated() => {
+                        calibration.arrive(&tensor.name)?;
+                        None
+                    }
                     Role::Head => Some(calibration.head(&layout)?),
                     _ => calibration.factors(&tensor.name, &layout)?,
                 };
@@ -256,7 +284,7 @@ impl Job<'_> {
         let weights_sha256 = out.finish()?;
         let tensors = plan.tensors.iter().enumerate().map(|(i, tensor)| TensorReport::new(tensor, &record, i)).collect();
         let report = Report { family: plan.family, tensors };
-        self.write_texts(&report, weights_sha256, calibration.is_some())?;
+        self.write_texts(&report, weights_sha256, calibrated)?;
         record::remove(dir);
         Ok(report)
     }

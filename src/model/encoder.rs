@@ -3,11 +3,12 @@
 use super::families::TensorPlan;
 use super::import::Checkpoint;
 use super::moments::Factors;
-use super::source::{plain, read_rows};
+use super::source::{plain, read_blocks, read_rows};
 use crate::error::Result;
 use crate::kernels::matmul_float::{FloatMatrix, MatMulFloat};
 use crate::kernels::trellis_search::{Job, TrellisSearch};
 use crate::kernels::{Level, Pool};
+use crate::quant::blocks::{Block, pack_tile};
 use crate::quant::encode::{SquareError, encode_tile, rotated_rows};
 use crate::quant::encode_trellis::{BAND_ROWS, Header, Tools, encode_band, largest_rms};
 use crate::quant::format::TILE_ROWS;
@@ -60,6 +61,18 @@ impl<'a> Encoder<'a> {
         Ok(encoder)
     }
 
+    /// Rows as the checkpoint has them.
+    fn kept(&self, layout: &CqLayout, rows: Range<usize>) -> Result<(Vec<u8>, SquareError)> {
+        let blocks = read_blocks(self.checkpoint, self.tensor, rows)?;
+        let tile = |blocks: &[Block]| {
+            let mut bytes = vec![0; layout.tile_bytes()];
+            pack_tile(layout, blocks, &mut bytes);
+            bytes
+        };
+        let bytes = blocks.chunks(TILE_ROWS * layout.groups()).flat_map(tile).collect();
+        Ok((bytes, SquareError { signal: blocks.iter().map(Block::square).sum(), noise: 0.0 }))
+    }
+
     fn layout(&self) -> Option<CqLayout> {
         CqLayout::new(self.format, self.tensor.rows, self.tensor.cols)
     }
@@ -77,6 +90,9 @@ impl<'a> Encoder<'a> {
 
     /// Bytes and error of rows; the first is a multiple of [`BAND_ROWS`], and there are at most so many.
     pub fn rows(&self, rows: Range<usize>) -> Result<(Vec<u8>, SquareError)> {
+        if let Some(layout) = self.layout().filter(|layout| !layout.rotated()) {
+            return self.kept(&layout, rows);
+        }
         let values = self.read(rows)?;
         let product = |outer: &[f32], errors: &[f32], later: usize, sums: &mut [f32]| {
             self.kernel.run(&self.alone, FloatMatrix::F32(outer), later, errors, None, sums);

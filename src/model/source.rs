@@ -4,9 +4,10 @@ use super::bundle::SourceShape;
 use super::families::{Role, TensorPlan};
 use super::import::{Checkpoint, Encoding};
 use crate::error::{Error, Kind, Result};
-use crate::quant::Format;
+use crate::quant::blocks::Block;
 use crate::quant::encode::SquareError;
 use crate::quant::format::TILE_ROWS;
+use crate::quant::{CqLayout, Format};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -69,6 +70,42 @@ pub fn read_rows(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize
     }
     out.iter_mut().for_each(|v| *v += tensor.offset);
     Ok(())
+}
+
+/// The format that holds the blocks of all source tensors of a matrix as they are, if there is one.
+pub fn grid(checkpoint: &Checkpoint, tensor: &TensorPlan) -> Result<Option<Format>> {
+    let mut grids = Vec::new();
+    for name in &tensor.sources {
+        match checkpoint.tensor(name)?.encoding {
+            Encoding::Block(block) => grids.push(block.grid()),
+            _ => return Ok(None),
+        }
+    }
+    let grids: Option<Vec<Format>> = grids.into_iter().collect();
+    // Eight bits hold four as well.
+    let largest = grids.into_iter().flatten().max_by_key(|format| format.bits());
+    let fits = |format: &Format| CqLayout::new(*format, tensor.rows, tensor.cols).is_some();
+    Ok(largest.filter(|format| fits(format) && tensor.role != Role::Vector && tensor.offset == 0.0))
+}
+
+/// Reads rows of the stacked source tensors of a matrix that has a [`grid`], as blocks.
+pub fn read_blocks(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize>) -> Result<Vec<Block>> {
+    let mut blocks = Vec::new();
+    let mut first = 0;
+    for name in &tensor.sources {
+        let source = checkpoint.tensor(name)?;
+        let (start, end) = (rows.start.max(first), rows.end.min(first + source.rows()));
+        if start < end {
+            let part = source.read_blocks(start - first..end - first).map_err(|e| e.context(format!("tensor {name}")))?;
+            blocks.extend(part);
+        }
+        first += source.rows();
+    }
+    if let Some(bad) = blocks.iter().find(|block| !block.scale.is_finite()) {
+        let what = format!("tensor {} holds the scale {}", tensor.sources.join(" + "), bad.scale);
+        return Err(Error::new(Kind::BadFile, what));
+    }
+    Ok(blocks)
 }
 
 /// Unquantised values as bytes.

@@ -29,12 +29,14 @@ pub struct Work {
 }
 
 impl Work {
-    pub fn new(plan: &ModelPlan, options: &Options) -> Self {
+    /// `kept`: formats of tensors that are stored as they are.
+    pub fn new(plan: &ModelPlan, options: &Options, kept: &[Option<Format>]) -> Self {
         let calibrated = options.calibrated();
         let mixed = options.bits.uniform().is_none();
         let mut work = Work { original: 0, survey: 0, tensors: Vec::new() };
         let tokens: usize = options.calibration.iter().map(Vec::len).sum();
-        if calibrated && (plan.spec.tied || mixed) {
+        let tied = plan.spec.tied && kept.first().is_some_and(Option::is_none);
+        if calibrated && (tied || mixed) {
             let tokens = original_texts(&options.calibration).iter().map(Vec::len).sum();
             work.original = plan.tensors.iter().map(|t| original(t, tokens, mixed)).sum::<u64>() + original_head(plan, tokens);
         }
@@ -44,8 +46,8 @@ impl Work {
             let runs = (0..layers).map(|i| survey_run(plan, i, tokens) * survey_versions(i + 1) as u64).sum::<u64>();
             work.survey = runs + survey_output(plan) * survey_versions(layers) as u64;
         }
-        for tensor in &plan.tensors {
-            let layout = CqLayout::new(likely(tensor, options), tensor.rows, tensor.cols);
+        for (tensor, kept) in plan.tensors.iter().zip(kept) {
+            let layout = CqLayout::new(likely(tensor, options), tensor.rows, tensor.cols).filter(|_| kept.is_none());
             let crossed = options.sequential.is_some();
             let inputs = match tensor.role {
                 Role::Matrix if calibrated => {
@@ -55,7 +57,7 @@ impl Work {
                 Role::Head if calibrated => moments(layout, tokens, crossed),
                 _ => 0.0,
             };
-            let feedback = calibrated && (tensor.role != Role::Embedding || plan.spec.tied);
+            let feedback = calibrated && kept.is_none() && (tensor.role != Role::Embedding || plan.spec.tied);
             let aims = feedback && crossed && tensor.role != Role::Embedding;
             work.tensors.push((thousands(inputs), thousands(rounding(tensor, layout, feedback, aims))));
         }

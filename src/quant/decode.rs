@@ -1,6 +1,7 @@
 //! Slow, plain decoding of CQ matrices: the truth that kernels are judged by, and the row look-up of
 //! embedding tables.
 
+use super::blocks::OFFSET;
 use super::codebook::{Codebook, LEVEL_MAX};
 use super::format::{Code, CqLayout, GROUP, SCALE_BASE, TILE_ROWS};
 use super::pack::row_indices;
@@ -14,14 +15,16 @@ pub fn decode_row(layout: &CqLayout, data: &[u8], row: usize, out: &mut [f32]) {
     for group in 0..layout.groups() {
         let x = &mut x[..layout.group_width(group)];
         rotated_group(layout, data, row, group, x);
-        unrotate(x);
-        let out = &mut out[group * GROUP..];
+        if layout.rotated() {
+            unrotate(x);
+        }
+        let out = &mut out[group * layout.group()..];
         let n = out.len().min(x.len());
         out[..n].copy_from_slice(&x[..n]);
     }
 }
 
-/// The stored values of one row of one group, still rotated: level times scale.
+/// The stored values of one row of one group, still rotated if the layout is: level times scale.
 pub fn rotated_group(layout: &CqLayout, data: &[u8], row: usize, group: usize, out: &mut [f32]) {
     let levels = Levels::of(layout, data);
     let tile = &data[layout.tile(row / TILE_ROWS)];
@@ -40,6 +43,7 @@ enum Levels<'a> {
     Linear,
     Book(&'static Codebook),
     Trellis { table: &'a [u8], scales: ScaleCode },
+    Block { bits: usize },
 }
 
 impl<'a> Levels<'a> {
@@ -48,6 +52,7 @@ impl<'a> Levels<'a> {
             (Code::Scalar, 8) => Levels::Linear,
             (Code::Scalar, bits) => Levels::Book(Codebook::get(bits)),
             (Code::Trellis, _) => Levels::Trellis { table: &data[..TABLE], scales: scale_code(data) },
+            (Code::Block, bits) => Levels::Block { bits },
         }
     }
 
@@ -56,14 +61,18 @@ impl<'a> Levels<'a> {
             Levels::Linear => index as i8,
             Levels::Book(book) => book.levels[index as usize],
             Levels::Trellis { table, .. } => table[index as usize] as i8,
+            Levels::Block { bits: 8 } => index as i8,
+            Levels::Block { .. } => index as i8 - OFFSET,
         })
     }
 
     /// Scale of row `row` of a tile.
     fn scale(&self, scales: &[u8], row: usize) -> f32 {
+        let word = || u16::from_le_bytes([scales[2 * row], scales[2 * row + 1]]);
         match self {
             Levels::Trellis { scales: code, .. } => code.value(scales[row]),
-            _ => half::bf16::from_bits(u16::from_le_bytes([scales[2 * row], scales[2 * row + 1]])).to_f32(),
+            Levels::Block { .. } => half::f16::from_bits(word()).to_f32(),
+            _ => half::bf16::from_bits(word()).to_f32(),
         }
     }
 }

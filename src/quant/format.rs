@@ -8,6 +8,8 @@
 //! A trellis matrix is the same but for a header of [`HEADER`] bytes before the first tile, scales of one byte,
 //! and the meaning of the bits inside a column block.
 //!
+//! A block matrix (`q4_0`, `q8_0`) is the same but for groups of [`BLOCK_GROUP`] columns, f16 scales, and no rotation.
+//!
 //! Inside a column block, byte `r * 8 + k` (`r, k` in 0..8) of a 64-byte chunk belongs to rows `8t + r` and
 //! column `k`; which `t` sit in which chunk, and at which bits, is told by [`super::pack`]. The same bytes
 //! feed `vpdpbusd` (8 rows x 8 columns a register), NEON `sdot` (2 rows x 8) and `smmla` (2 rows x 8).
@@ -18,6 +20,8 @@ use std::ops::Range;
 
 /// Input channels that share one rotation and one scale per row.
 pub const GROUP: usize = 128;
+/// The same where nothing is rotated: the blocks of GGUF files.
+pub const BLOCK_GROUP: usize = 32;
 /// Rows of a tile.
 pub const TILE_ROWS: usize = 64;
 /// Columns of a column block.
@@ -35,6 +39,7 @@ const MIN_GROUP: usize = 16;
 /// How the elements of a stored matrix or vector are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[allow(non_camel_case_types)]
 pub enum Format {
     F32,
     F16,
@@ -51,6 +56,10 @@ pub enum Format {
     Tcq4,
     /// Eight bits: rotation, per-group scale, linear codes -127..=127.
     Cq8,
+    /// Four and eight bits as GGUF files have them: no rotation, f16 scale for 32 columns, levels -8..=7 and
+    /// -128..=127.
+    Q4_0,
+    Q8_0,
 }
 
 /// How the stored bits of a quantised weight become a level.
@@ -60,6 +69,8 @@ pub enum Code {
     Scalar,
     /// Weights share coded bits, see [`super::trellis`].
     Trellis,
+    /// Each weight's bits are its level, an integer; nothing is rotated. See [`super::blocks`].
+    Block,
 }
 
 impl Format {
@@ -74,7 +85,7 @@ impl Format {
             (2, Code::Trellis) => Format::Tcq2,
             (3, Code::Trellis) => Format::Tcq3,
             (4, Code::Trellis) => Format::Tcq4,
-            (8, _) => Format::Cq8,
+            (8, Code::Scalar | Code::Trellis) => Format::Cq8,
             _ => return None,
         })
     }
@@ -83,6 +94,7 @@ impl Format {
     pub fn code(self) -> Code {
         match self {
             Format::Tcq1 | Format::Tcq2 | Format::Tcq3 | Format::Tcq4 => Code::Trellis,
+            Format::Q4_0 | Format::Q8_0 => Code::Block,
             _ => Code::Scalar,
         }
     }
@@ -95,13 +107,18 @@ impl Format {
             Format::Cq1 | Format::Tcq1 => 1,
             Format::Cq2 | Format::Tcq2 => 2,
             Format::Cq3 | Format::Tcq3 => 3,
-            Format::Cq4 | Format::Tcq4 => 4,
-            Format::Cq8 => 8,
+            Format::Cq4 | Format::Tcq4 | Format::Q4_0 => 4,
+            Format::Cq8 | Format::Q8_0 => 8,
         }
     }
 
     pub fn is_quantised(self) -> bool {
         self.bits() <= 8
+    }
+
+    /// Whether weights are rotated and rounded for it; what is only quantised lies on a grid of its own.
+    pub fn is_rotated(self) -> bool {
+        self.is_quantised() && self.code() != Code::Block
     }
 
     /// Bytes of a `[rows, cols]` matrix, or `None` when that overflows.
@@ -129,6 +146,8 @@ impl fmt::Display for Format {
             Format::Cq4 => "cq4",
             Format::Tcq4 => "tcq4",
             Format::Cq8 => "cq8",
+            Format::Q4_0 => "q4_0",
+            Format::Q8_0 => "q8_0",
         })
     }
 }
@@ -143,11 +162,13 @@ pub struct CqLayout {
 }
 
 impl CqLayout {
-    /// `None` for a format that is not quantised, an empty matrix, or sizes that overflow.
+    /// `None` for a format that is not quantised, an empty matrix, sizes that overflow, or a block format and a
+    /// width that is not whole blocks.
     pub fn new(format: Format, rows: usize, cols: usize) -> Option<Self> {
         (format.is_quantised()
             && rows > 0
             && cols > 0
+            && (format.code() != Code::Block || cols.is_multiple_of(BLOCK_GROUP))
             && rows.checked_add(TILE_ROWS)?.checked_mul(cols.checked_add(GROUP)?).is_some())
         .then_some(CqLayout { rows, cols, bits: format.bits(), code: format.code() })
     }
@@ -156,20 +177,30 @@ impl CqLayout {
         self.rows.div_ceil(TILE_ROWS)
     }
 
-    pub fn groups(&self) -> usize {
-        self.cols.div_ceil(GROUP)
+    /// Whether groups are rotated.
+    pub fn rotated(&self) -> bool {
+        self.code != Code::Block
     }
 
-    /// Columns of group `group` as stored: 128, and for a shorter last group the next power of two (at
+    /// Columns of every group but the last.
+    pub fn group(&self) -> usize {
+        if self.rotated() { GROUP } else { BLOCK_GROUP }
+    }
+
+    pub fn groups(&self) -> usize {
+        self.cols.div_ceil(self.group())
+    }
+
+    /// Columns of group `group` as stored: those of [`group`](Self::group), and for a shorter last group the next power of two (at
     /// least 16), the missing columns being zero before the rotation.
     pub fn group_width(&self, group: usize) -> usize {
-        let left = self.cols - group * GROUP;
-        if left >= GROUP { GROUP } else { left.next_power_of_two().max(MIN_GROUP) }
+        let left = self.cols - group * self.group();
+        if left >= self.group() { self.group() } else { left.next_power_of_two().max(MIN_GROUP) }
     }
 
     /// Columns as stored, the padding of the last group included.
     pub fn padded_cols(&self) -> usize {
-        (self.groups() - 1) * GROUP + self.group_width(self.groups() - 1)
+        (self.groups() - 1) * self.group() + self.group_width(self.groups() - 1)
     }
 
     /// Bytes of one column block.
@@ -189,7 +220,7 @@ impl CqLayout {
 
     /// Byte offset of `group` inside a tile.
     pub fn group_offset(&self, group: usize) -> usize {
-        group * (GROUP / BLOCK_COLS * self.block_bytes() + TILE_ROWS * self.scale_bytes())
+        group * (self.group() / BLOCK_COLS * self.block_bytes() + TILE_ROWS * self.scale_bytes())
     }
 
     /// Byte offset, inside a tile, of the 64 scales of `group`.
@@ -223,6 +254,10 @@ mod tests {
         assert_eq!(Format::Cq4.bytes(64, 128), Some(16 * 256 + 128));
         // The same with a trellis: half the scales, and a header.
         assert_eq!(Format::Tcq4.bytes(64, 128), Some(128 + 16 * 256 + 64));
+        // Four blocks of 32 columns: the codes of four bits, and four scales of two bytes a row.
+        assert_eq!(Format::Q4_0.bytes(64, 128), Some(4 * (4 * 256 + 128)));
+        assert_eq!(Format::Q8_0.bytes(1, 32), Some(4 * 512 + 128));
+        assert_eq!(Format::Q4_0.bytes(64, 104), None);
         // A second, half group (576 = 4 * 128 + 64) costs exactly half the codes.
         let l = CqLayout::new(Format::Cq3, 65, 576).unwrap();
         assert_eq!((l.groups(), l.group_width(4), l.padded_cols(), l.tiles()), (5, 64, 576, 2));

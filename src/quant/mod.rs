@@ -1,11 +1,13 @@
 //! CQ weight formats: what the bytes mean, how they are made and how they are read back slowly.
 //!
 //! A matrix `W [rows, cols]` is cut into groups of 128 input channels. Every group is rotated by a fixed
-//! randomised Hadamard transform, divided by a scale and rounded to a small codebook. Nothing here knows
+//! randomised Hadamard transform, divided by a scale and rounded to a small codebook. Grids that a checkpoint has
+//! already can be kept instead ([`blocks`]). Nothing here knows
 //! about instruction sets: [`decode`] is the truth that the kernels are judged by.
 
 pub mod allocate;
 pub mod bits;
+pub mod blocks;
 pub mod codebook;
 pub mod decode;
 pub mod encode;

@@ -67,7 +67,7 @@ pub fn pack_trellis(codes: &Codes, bits: usize, out: &mut [u8]) {
 /// The indices of one row of a block in the table of levels.
 pub fn row_indices(layout: &CqLayout, block: &[u8], row: usize) -> [u8; BLOCK_COLS] {
     match layout.code {
-        Code::Scalar => unpack_row(block, layout.bits, row),
+        Code::Scalar | Code::Block => unpack_row(block, layout.bits, row),
         Code::Trellis => trellis_row(block, layout.bits, row),
     }
 }

@@ -6,18 +6,69 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// GGUF numbers of value types and of the tensor type for 32-bit floats.
+/// GGUF numbers of value types.
 const U32: u32 = 4;
 const I32: u32 = 5;
 const F32_VALUE: u32 = 6;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
-const F32_TENSOR: u32 = 0;
 const ALIGN: usize = 32;
 /// Token types.
 const NORMAL: u32 = 1;
 const CONTROL: u32 = 3;
 const USER: u32 = 4;
+
+/// How the values of a tensor are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    F32,
+    Q4_0,
+    Q8_0,
+}
+
+impl Kind {
+    fn number(self) -> u32 {
+        match self {
+            Kind::F32 => 0,
+            Kind::Q4_0 => 2,
+            Kind::Q8_0 => 8,
+        }
+    }
+
+    /// Scale and levels of a block, rounded as llama.cpp does it.
+    fn block(self, values: &[f32]) -> (half::f16, Vec<i8>) {
+        let largest = values.iter().fold(0.0f32, |a, b| if b.abs() > a.abs() { *b } else { a });
+        let (step, range) =
+            if self == Kind::Q4_0 { (largest / -8.0, -8.0..=7.0) } else { (largest.abs() / 127.0, -127.0..=127.0) };
+        let inverse = if step == 0.0 { 0.0 } else { 1.0 / step };
+        let level = |v: &f32| (v * inverse).round().clamp(*range.start(), *range.end()) as i8;
+        (half::f16::from_f32(step), values.iter().map(level).collect())
+    }
+
+    fn write(self, values: &[f32], out: &mut Vec<u8>) {
+        if self == Kind::F32 {
+            return values.iter().for_each(|v| out.extend(v.to_le_bytes()));
+        }
+        for values in values.chunks_exact(32) {
+            let (scale, levels) = self.block(values);
+            out.extend(scale.to_le_bytes());
+            let nibble = |i: usize| (levels[i] + 8) as u8;
+            match self {
+                Kind::Q4_0 => out.extend((0..16).map(|i| nibble(i) | nibble(i + 16) << 4)),
+                _ => out.extend(levels.iter().map(|level| *level as u8)),
+            }
+        }
+    }
+
+    /// What is read back.
+    pub fn rounded(self, values: &[f32]) -> Vec<f32> {
+        if self == Kind::F32 {
+            return values.to_vec();
+        }
+        let blocks = values.chunks_exact(32).map(|values| self.block(values));
+        blocks.flat_map(|(scale, levels)| levels.into_iter().map(move |level| scale.to_f32() * f32::from(level))).collect()
+    }
+}
 
 /// Bytes being put together.
 #[derive(Default)]
@@ -86,11 +137,20 @@ struct Token {
 /// The bytes of a GGUF file with what `folder` (of the Llama family) holds, in 32-bit floats. Its pre-tokenizer is
 /// GPT-2's.
 pub fn as_gguf(folder: &Path) -> Vec<u8> {
-    as_gguf_cut_by(folder, "gpt-2")
+    write(folder, "gpt-2", |_| Kind::F32)
 }
 
 /// The same with another name of a pre-tokenizer.
 pub fn as_gguf_cut_by(folder: &Path, pre_tokenizer: &str) -> Vec<u8> {
+    write(folder, pre_tokenizer, |_| Kind::F32)
+}
+
+/// The same with matrices rounded as `kind` says by their Hugging Face names.
+pub fn as_gguf_of_kinds(folder: &Path, kind: impl Fn(&str) -> Kind) -> Vec<u8> {
+    write(folder, "gpt-2", |name| if name.contains("norm") { Kind::F32 } else { kind(name) })
+}
+
+fn write(folder: &Path, pre_tokenizer: &str, kind: impl Fn(&str) -> Kind) -> Vec<u8> {
     let json = |name: &str| -> Value { serde_json::from_slice(&fs::read(folder.join(name)).expect(name)).expect(name) };
     let (config, tokenizer) = (json("config.json"), json("tokenizer.json"));
     let heads = |key: &str| config[key].as_u64().expect(key) as usize;
@@ -137,9 +197,9 @@ pub fn as_gguf_cut_by(folder: &Path, pre_tokenizer: &str) -> Vec<u8> {
         infos.text(&gguf_name(&name));
         infos.u32(shape.len() as u32);
         shape.iter().rev().for_each(|n| infos.u64(*n));
-        infos.u32(F32_TENSOR);
+        infos.u32(kind(&name).number());
         infos.u64(data.0.len());
-        values.iter().for_each(|v| data.u32(v.to_bits()));
+        kind(&name).write(&values, &mut data.0);
         data.pad();
     }
     let mut out = Bytes(b"GGUF".to_vec());

@@ -9,7 +9,7 @@ pub mod proxy;
 
 pub use checkpoint::{LARGEST, synthetic};
 pub use command::{Finished, Home, finish};
-pub use gguf::{as_gguf, as_gguf_cut_by};
+pub use gguf::{Kind, as_gguf, as_gguf_cut_by, as_gguf_of_kinds};
 pub use official::as_official;
 
 use cactus::engine::{Engine, LoadOptions};
@@ -41,6 +41,7 @@ pub fn plain_options(bits: u32) -> Options {
         calibration: Vec::new(),
         calibration_text: String::new(),
         sequential: None,
+        keep: true,
         source: Provenance { name: "test".into(), revision: None },
     }
 }

@@ -105,7 +105,7 @@ impl Bytes64 for Bytes {
     #[inline(always)]
     unsafe fn dot_int8(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc {
         unsafe {
-            // |w| <= 127 times x with the sign of w: 2 * 127 * 127 still fits 16 bits.
+            // |w| <= 128 (unsigned) times x with the sign of w: 2 * 128 * 127 still fits 16 bits.
             let x = _mm256_set1_epi64x(x.cast::<i64>().read_unaligned());
             let signed = |acc, w| multiply(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
             (signed(acc.0, weights.0), signed(acc.1, weights.1))

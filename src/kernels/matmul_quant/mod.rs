@@ -1,10 +1,11 @@
-//! Products of rotated int8 activations with CQ weights.
+//! Products of int8 activations with CQ weights.
 //!
 //! One token: codes are looked up and multiplied in registers, nothing is written but the result. Several
 //! tokens: each tile of 64 rows is looked up once into a small int8 panel that all tokens use. Both ways
 //! add in the same order, so a token's result does not depend on its neighbours.
 //!
-//! Scalar codes and trellis codes differ in how weights are looked up ([`trellis`]) and in how scales are stored.
+//! Scalar codes, trellis codes and blocks differ in how weights are looked up ([`trellis`]), in how scales are stored
+//! and in how many columns share one.
 
 mod scalar;
 #[cfg(test)]
@@ -23,9 +24,10 @@ use super::rotate::Rotated;
 use super::threads::{Parts, Pool};
 use super::variant::{Level, variants};
 use super::vector::{LANES, Lanes};
+use crate::quant::blocks;
 use crate::quant::codebook::Codebook;
 use crate::quant::decode::scale_code;
-use crate::quant::format::{BLOCK_COLS, GROUP, TILE_ROWS};
+use crate::quant::format::{BLOCK_COLS, BLOCK_GROUP, GROUP, TILE_ROWS};
 use crate::quant::{Code, CqLayout};
 use tile::Bytes64;
 
@@ -34,9 +36,28 @@ const BLOCKS: usize = TILE_ROWS / 8;
 /// Bytes of a column block once looked up to int8.
 const WIDE: usize = TILE_ROWS * BLOCK_COLS;
 
+/// Values of the `CODE` parameter of kernels: [`Code`] as constants.
+const SCALAR: u8 = 0;
+const TRELLIS: u8 = 1;
+const BLOCK: u8 = 2;
+
+/// Columns of every group but the last.
+const fn group(code: u8) -> usize {
+    if code == BLOCK { BLOCK_GROUP } else { GROUP }
+}
+
+/// Column blocks of a group.
+#[inline(always)]
+fn column_blocks<const CODE: u8>(layout: &CqLayout, g: usize) -> usize {
+    // Blocks are never shorter.
+    (if CODE == BLOCK { BLOCK_GROUP } else { layout.group_width(g) }) / BLOCK_COLS
+}
+
 /// One tile of weights and everything it is multiplied with.
 pub struct TileJob<'a> {
     layout: &'a CqLayout,
+    /// Levels of scalar codes and of blocks, below 8 bits.
+    levels: &'a [i8; 16],
     /// Levels of a trellis tensor; empty for others.
     header: &'a [u8],
     /// Base of the one-byte scales of a trellis tensor.
@@ -85,10 +106,14 @@ unsafe fn dot<const BITS: usize, B: Bytes64>(acc: B::Acc, w: B, x: *const i8) ->
 
 /// Scales of a group for 16 rows from `row` on.
 #[inline(always)]
-unsafe fn scales<const TRELLIS: bool, L: Lanes>(job: &TileJob, group: usize, row: usize) -> L {
+unsafe fn scales<const CODE: u8, L: Lanes>(job: &TileJob, group: usize, row: usize) -> L {
     unsafe {
         let scales = job.tile.as_ptr().add(job.layout.scale_offset(group));
-        if TRELLIS { L::load_scales(scales.add(row), job.scale_base) } else { L::load_bf16(scales.cast::<u16>().add(row)) }
+        match CODE {
+            TRELLIS => L::load_scales(scales.add(row), job.scale_base),
+            BLOCK => L::load_f16(scales.cast::<u16>().add(row)),
+            _ => L::load_bf16(scales.cast::<u16>().add(row)),
+        }
     }
 }
 
@@ -115,17 +140,17 @@ unsafe fn finish<L: Lanes>(job: &TileJob, token: usize, row: usize, sums: L) {
 
 /// One token; `N` row blocks are accumulated at once.
 #[inline(always)]
-unsafe fn one_token<const BITS: usize, const N: usize, B: Bytes64>(job: &TileJob) {
+unsafe fn one_token<const BITS: usize, const CODE: u8, const N: usize, B: Bytes64>(job: &TileJob) {
     unsafe {
-        let table = B::table(&Codebook::get(BITS.min(4)).levels);
+        let table = B::table(job.levels);
         let layout = job.layout;
         for first in (0..BLOCKS).step_by(N) {
             let mut sums = [B::Lanes::splat(0.0); BLOCKS / 2];
             for g in 0..layout.groups() {
                 let mut acc = [B::acc(-bias::<BITS, B>() * job.x.sums[g]); N];
                 let mut block = job.tile.as_ptr().add(layout.group_offset(g));
-                let mut x = job.x.codes.as_ptr().add(g * GROUP);
-                for _ in 0..layout.group_width(g) / BLOCK_COLS {
+                let mut x = job.x.codes.as_ptr().add(g * group(CODE));
+                for _ in 0..column_blocks::<CODE>(layout, g) {
                     for (t, acc) in acc.iter_mut().enumerate() {
                         *acc = dot::<BITS, B>(*acc, weights::<BITS, B>(block, first + t, table), x);
                     }
@@ -134,7 +159,7 @@ unsafe fn one_token<const BITS: usize, const N: usize, B: Bytes64>(job: &TileJob
                 }
                 let x_scale = B::Lanes::splat(job.x.scales[g]);
                 for i in 0..N / 2 {
-                    let scale = scales::<false, B::Lanes>(job, g, 8 * first + LANES * i).mul(x_scale);
+                    let scale = scales::<CODE, B::Lanes>(job, g, 8 * first + LANES * i).mul(x_scale);
                     sums[i] = B::row_sums(acc[2 * i], acc[2 * i + 1]).fma(scale, sums[i]);
                 }
             }
@@ -180,11 +205,7 @@ unsafe fn token_sums<const N: usize, B: Bytes64>(a: &[B::Acc; N], b: &[B::Acc; N
 
 /// `N` tokens from `token` on, 16 rows at a time, weights already looked up in `panel`.
 #[inline(always)]
-unsafe fn tokens<const BITS: usize, const TRELLIS: bool, const N: usize, B: Bytes64>(
-    job: &TileJob,
-    panel: *const u8,
-    token: usize,
-) {
+unsafe fn tokens<const BITS: usize, const CODE: u8, const N: usize, B: Bytes64>(job: &TileJob, panel: *const u8, token: usize) {
     unsafe {
         let layout = job.layout;
         let (padded, groups) = (layout.padded_cols(), layout.groups());
@@ -196,15 +217,15 @@ unsafe fn tokens<const BITS: usize, const TRELLIS: bool, const N: usize, B: Byte
                     *start = B::acc(-bias::<BITS, B>() * job.x.sums[(token + n) * groups + g]);
                 }
                 let mut acc = [start; 2];
-                let mut w = panel.add(panel_offset::<BITS>(layout, g) + 128 * pair);
-                let mut x = job.x.codes.as_ptr().add(token * padded + g * GROUP);
-                for _ in 0..layout.group_width(g) / BLOCK_COLS {
+                let mut w = panel.add(panel_offset::<BITS, CODE>(layout, g) + 128 * pair);
+                let mut x = job.x.codes.as_ptr().add(token * padded + g * group(CODE));
+                for _ in 0..column_blocks::<CODE>(layout, g) {
                     dot_tokens::<BITS, N, B>(&mut acc[0], B::load(w), x, padded);
                     dot_tokens::<BITS, N, B>(&mut acc[1], B::load(w.add(64)), x, padded);
                     w = w.add(WIDE);
                     x = x.add(BLOCK_COLS);
                 }
-                let scale = scales::<TRELLIS, B::Lanes>(job, g, LANES * pair);
+                let scale = scales::<CODE, B::Lanes>(job, g, LANES * pair);
                 for (n, product) in token_sums::<N, B>(&acc[0], &acc[1]).into_iter().enumerate() {
                     let scale = scale.mul(B::Lanes::splat(job.x.scales[(token + n) * groups + g]));
                     sums[n] = product.fma(scale, sums[n]);
@@ -219,23 +240,23 @@ unsafe fn tokens<const BITS: usize, const TRELLIS: bool, const N: usize, B: Byte
 
 /// Offset of a group in the panel; 8-bit weights are used where they are, scales in between.
 #[inline(always)]
-fn panel_offset<const BITS: usize>(layout: &CqLayout, group: usize) -> usize {
-    if BITS == 8 { layout.group_offset(group) } else { group * (GROUP / BLOCK_COLS) * WIDE }
+fn panel_offset<const BITS: usize, const CODE: u8>(layout: &CqLayout, group: usize) -> usize {
+    if BITS == 8 { layout.group_offset(group) } else { group * (self::group(CODE) / BLOCK_COLS) * WIDE }
 }
 
 /// Looks up a whole tile.
 #[inline(always)]
-unsafe fn fill_panel<const BITS: usize, const TRELLIS: bool, B: Bytes64>(job: &TileJob, panel: *mut u8) {
+unsafe fn fill_panel<const BITS: usize, const CODE: u8, B: Bytes64>(job: &TileJob, panel: *mut u8) {
     unsafe {
-        let table = B::table(&Codebook::get(BITS.min(4)).levels);
+        let table = B::table(job.levels);
         for g in 0..job.layout.groups() {
             let mut block = job.tile.as_ptr().add(job.layout.group_offset(g));
-            let mut out = panel.add(panel_offset::<BITS>(job.layout, g));
-            if TRELLIS {
+            let mut out = panel.add(panel_offset::<BITS, CODE>(job.layout, g));
+            if CODE == TRELLIS {
                 trellis::fill_group::<BITS, B>(job, g, out);
                 continue;
             }
-            for _ in 0..job.layout.group_width(g) / BLOCK_COLS {
+            for _ in 0..column_blocks::<CODE>(job.layout, g) {
                 for t in 0..BLOCKS {
                     weights::<BITS, B>(block, t, table).store(out.add(64 * t));
                 }
@@ -250,39 +271,39 @@ unsafe fn fill_panel<const BITS: usize, const TRELLIS: bool, B: Bytes64>(job: &T
 /// The CPU has the level of `B`; `job.tile` and the activations have the sizes of `job.layout`; `job.out` is
 /// valid for `tokens` rows of `stride`; `panel` is valid for [`panel_bytes`].
 #[inline(always)]
-unsafe fn tile_product<const BITS: usize, const TRELLIS: bool, B: Bytes64 + Shape>(job: &TileJob, panel: *mut u8) {
+unsafe fn tile_product<const BITS: usize, const CODE: u8, B: Bytes64 + Shape>(job: &TileJob, panel: *mut u8) {
     unsafe {
-        if job.tokens == 1 && TRELLIS {
+        if job.tokens == 1 && CODE == TRELLIS {
             return trellis::one_token::<BITS, B>(job, B::TRELLIS_ROW_BLOCKS);
         }
         if job.tokens == 1 {
-            return if B::ROW_BLOCKS == 8 { one_token::<BITS, 8, B>(job) } else { one_token::<BITS, 4, B>(job) };
+            return if B::ROW_BLOCKS == 8 { one_token::<BITS, CODE, 8, B>(job) } else { one_token::<BITS, CODE, 4, B>(job) };
         }
         let panel = if BITS == 8 {
             job.tile.as_ptr()
         } else {
-            fill_panel::<BITS, TRELLIS, B>(job, panel);
+            fill_panel::<BITS, CODE, B>(job, panel);
             panel.cast_const()
         };
         let mut token = 0;
         if B::TOKENS >= 8 {
             while job.tokens - token >= 8 {
-                tokens::<BITS, TRELLIS, 8, B>(job, panel, token);
+                tokens::<BITS, CODE, 8, B>(job, panel, token);
                 token += 8;
             }
         }
         if B::TOKENS == 4 {
             while job.tokens - token >= 4 {
-                tokens::<BITS, TRELLIS, 4, B>(job, panel, token);
+                tokens::<BITS, CODE, 4, B>(job, panel, token);
                 token += 4;
             }
         }
         while job.tokens - token >= 2 {
-            tokens::<BITS, TRELLIS, 2, B>(job, panel, token);
+            tokens::<BITS, CODE, 2, B>(job, panel, token);
             token += 2;
         }
         if token < job.tokens {
-            tokens::<BITS, TRELLIS, 1, B>(job, panel, token);
+            tokens::<BITS, CODE, 1, B>(job, panel, token);
         }
     }
 }
@@ -322,13 +343,14 @@ impl<const MUL: u8> Shape for neon::Bytes<MUL> {
 }
 
 macro_rules! per_bits {
-    ($($name:ident $bits:literal $trellis:literal),*) => {
-        $(variants!($name = tile_product[$bits, $trellis] as fn(job: &TileJob, panel: *mut u8);
+    ($($name:ident $bits:literal $code:ident),*) => {
+        $(variants!($name = tile_product[$bits, { $code }] as fn(job: &TileJob, panel: *mut u8);
             ScalarBytes Avx2Bytes Avx512Bytes NeonBytes NeonDotBytes NeonI8mmBytes);)*
     };
 }
-per_bits!(cq1 1 false, cq2 2 false, cq3 3 false, cq4 4 false, cq8 8 false);
-per_bits!(tcq1 1 true, tcq2 2 true, tcq3 3 true, tcq4 4 true);
+per_bits!(cq1 1 SCALAR, cq2 2 SCALAR, cq3 3 SCALAR, cq4 4 SCALAR, cq8 8 SCALAR);
+per_bits!(tcq1 1 TRELLIS, tcq2 2 TRELLIS, tcq3 3 TRELLIS, tcq4 4 TRELLIS);
+per_bits!(q4_0 4 BLOCK, q8_0 8 BLOCK);
 
 pub(super) mod kinds {
     pub use super::scalar::Bytes as ScalarBytes;
@@ -348,6 +370,8 @@ pub struct MatMulQuant {
     /// By bits from 1 to 4, then 8 bits.
     scalar: [cq1::Run; 5],
     trellis: [tcq1::Run; 4],
+    /// 4 bits, 8 bits.
+    block: [q4_0::Run; 2],
 }
 
 impl MatMulQuant {
@@ -355,6 +379,7 @@ impl MatMulQuant {
         MatMulQuant {
             scalar: [cq1::select(level), cq2::select(level), cq3::select(level), cq4::select(level), cq8::select(level)],
             trellis: [tcq1::select(level), tcq2::select(level), tcq3::select(level), tcq4::select(level)],
+            block: [q4_0::select(level), q8_0::select(level)],
         }
     }
 
@@ -386,7 +411,9 @@ impl MatMulQuant {
         let (run, scale_base) = match layout.code {
             Code::Scalar => (self.scalar[if layout.bits == 8 { 4 } else { layout.bits - 1 }], 0),
             Code::Trellis => (self.trellis[layout.bits - 1], scale_code(data).base),
+            Code::Block => (self.block[usize::from(layout.bits == 8)], 0),
         };
+        let levels = if layout.code == Code::Block { &blocks::LEVELS } else { &Codebook::get(layout.bits.min(4)).levels };
         let (out, scratch) = (&Parts::new(out), &Parts::new(scratch));
         pool.each(layout.tiles(), &|thread, tile| {
             let first = tile * TILE_ROWS;
@@ -396,6 +423,7 @@ impl MatMulQuant {
             unsafe {
                 let job = TileJob {
                     layout,
+                    levels,
                     header: &data[..layout.header_bytes()],
                     scale_base,
                     tile: &data[layout.tile(tile)],

@@ -55,7 +55,7 @@ unsafe fn multiply<const MUL: u8>(acc: int32x4_t, w: int8x16_t, x: int8x16_t) ->
         if MUL != PLAIN {
             sdot(acc, w, x)
         } else {
-            // Sums of two products are taken in 16 bits: 2 * 127 * 127 fits.
+            // Sums of two products are taken in 16 bits: 2 * 128 * 127 fits.
             let (low, high) = (vmull_s8(vget_low_s8(w), vget_low_s8(x)), vmull_high_s8(w, x));
             vpadalq_s16(acc, vpaddq_s16(low, high))
         }
@@ -264,12 +264,12 @@ mod tests {
     use crate::kernels::Level;
     use crate::kernels::vector::Lanes;
 
-    /// Four column blocks at the ends of the int8 range, where 16-bit sums come closest to overflow, in every
-    /// combination of signs over rows and tokens, against integers.
+    /// Four column blocks at the ends of the range (-128 is for weights alone), where 16-bit sums come closest to
+    /// overflow, in every combination of signs over rows and tokens, against integers.
     fn check<const MUL: u8>() {
         let weights: [[[i8; 8]; 8]; 4] = std::array::from_fn(|block| {
             std::array::from_fn(|row| {
-                std::array::from_fn(|k| if (block * 37 + row * 5) >> (k / 2) & 1 == 0 { 127 } else { -127 })
+                std::array::from_fn(|k| if (block * 37 + row * 5) >> (k / 2) & 1 == 0 { 127 } else { -128 })
             })
         });
         let x: [[[i8; 8]; 4]; 2] = std::array::from_fn(|token| {

@@ -3,13 +3,46 @@
 use super::*;
 use crate::kernels::rotate::Rotate;
 use crate::quant::Format;
+use crate::quant::blocks::{Block, pack_tile};
 use crate::quant::decode::rotated_group;
 use crate::quant::encode::encode_tile;
 use crate::quant::format::{HEADER, SCALE_BASE};
 use crate::quant::trellis;
 
-const FORMATS: [Format; 9] =
-    [Format::Cq1, Format::Cq2, Format::Cq3, Format::Cq4, Format::Cq8, Format::Tcq1, Format::Tcq2, Format::Tcq3, Format::Tcq4];
+const FORMATS: [Format; 11] = [
+    Format::Cq1,
+    Format::Cq2,
+    Format::Cq3,
+    Format::Cq4,
+    Format::Cq8,
+    Format::Tcq1,
+    Format::Tcq2,
+    Format::Tcq3,
+    Format::Tcq4,
+    Format::Q4_0,
+    Format::Q8_0,
+];
+
+fn tensor(layout: &CqLayout) -> Vec<u8> {
+    match layout.code {
+        Code::Scalar => scalar_tensor(layout),
+        Code::Trellis => trellis_tensor(layout),
+        Code::Block => block_tensor(layout, |i| half::f16::from_f32((i % 201) as f32 * 1e-3 - 0.1)),
+    }
+}
+
+/// Blocks with all levels there are, those of the smallest alone among them.
+fn block_tensor(layout: &CqLayout, scale: impl Fn(usize) -> half::f16) -> Vec<u8> {
+    let count = 1 << layout.bits;
+    let level = |i: usize, k: usize| (if i % 5 == 0 { 0 } else { (i * 37 + k * 89 + k * k) % count }) as i32 - count as i32 / 2;
+    let block = |i| Block { scale: scale(i), levels: std::array::from_fn(|k| level(i, k) as i8) };
+    let blocks: Vec<Block> = (0..layout.rows * layout.groups()).map(block).collect();
+    let mut data = vec![0; layout.bytes().unwrap()];
+    for (blocks, out) in blocks.chunks(TILE_ROWS * layout.groups()).zip(data.chunks_exact_mut(layout.tile_bytes())) {
+        pack_tile(layout, blocks, out);
+    }
+    data
+}
 
 /// Encoded weights.
 fn scalar_tensor(layout: &CqLayout) -> Vec<u8> {
@@ -45,9 +78,10 @@ fn trellis_tensor(layout: &CqLayout) -> Vec<u8> {
 fn equals_the_slow_truth_at_every_level() {
     let pool = Pool::new(2);
     for format in FORMATS {
-        for (rows, cols) in [(1, 128), (64, 96), (130, 576), (200, 264)] {
+        let odd = if format.code() == Code::Block { 288 } else { 264 };
+        for (rows, cols) in [(1, 128), (64, 96), (130, 576), (200, odd)] {
             let layout = CqLayout::new(format, rows, cols).unwrap();
-            let data = if layout.code == Code::Scalar { scalar_tensor(&layout) } else { trellis_tensor(&layout) };
+            let data = tensor(&layout);
             let most = 11;
             let x: Vec<f32> = (0..most * cols).map(|i| ((i * 31 % 257) as f32 - 128.0) / 40.0).collect();
             let (padded, groups) = (layout.padded_cols(), layout.groups());
@@ -61,7 +95,7 @@ fn equals_the_slow_truth_at_every_level() {
                     let group = &mut group[..layout.group_width(g)];
                     rotated_group(&layout, &data, row, g, group);
                     for token in 0..most {
-                        let x = &codes[token * padded + g * GROUP..][..group.len()];
+                        let x = &codes[token * padded + g * layout.group()..][..group.len()];
                         let sum: f64 = group.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
                         truth[token * rows + row] += sum * f64::from(scales[token * groups + g]);
                     }
@@ -95,6 +129,53 @@ fn equals_the_slow_truth_at_every_level() {
     }
 }
 
+/// Where no sum has to be rounded (scales are powers of two), every level gives the same bits: those of integer
+/// arithmetic. Activations are at the ends of their range as well, where 16-bit sums come closest to overflow.
+#[test]
+fn blocks_are_exact_at_every_level() {
+    let pool = Pool::new(2);
+    for format in [Format::Q4_0, Format::Q8_0] {
+        let (rows, cols, tokens) = (70, 160, 9);
+        let layout = CqLayout::new(format, rows, cols).unwrap();
+        let data = block_tensor(&layout, |i| half::f16::from_f32([0.25, -0.5, 1.0, -2.0][i % 4]));
+        let codes: Vec<i8> =
+            (0..tokens * cols).map(|i| if i / 32 % 3 == 0 { -127 } else { ((i * 71 % 255) as i32 - 127) as i8 }).collect();
+        let scales = vec![0.5; tokens * layout.groups()];
+        let sums: Vec<i32> = codes.chunks_exact(32).map(|x| x.iter().map(|x| i32::from(*x)).sum()).collect();
+        let mut truth = vec![0.0f32; tokens * rows];
+        let mut group = [0.0f32; 32];
+        for (row, g) in (0..rows).flat_map(|row| (0..layout.groups()).map(move |g| (row, g))) {
+            rotated_group(&layout, &data, row, g, &mut group);
+            for token in 0..tokens {
+                let x = &codes[token * cols + 32 * g..][..32];
+                truth[token * rows + row] += 0.5 * group.iter().zip(x).map(|(w, x)| w * f32::from(*x)).sum::<f32>();
+            }
+        }
+        for level in Level::supported() {
+            let kernel = MatMulQuant::select(level);
+            let mut scratch = vec![0; 2 * MatMulQuant::panel_bytes(&layout)];
+            let mut out = vec![f32::NAN; tokens * rows];
+            kernel.run(
+                &pool,
+                &layout,
+                &data,
+                Rotated { codes: &codes, scales: &scales, sums: &sums },
+                None,
+                &mut out,
+                &mut scratch,
+            );
+            assert_eq!(out, truth, "{level} {format}");
+            for (token, truth) in truth.chunks_exact(rows).enumerate() {
+                let (codes, at) = (&codes[token * cols..][..cols], token * layout.groups());
+                let x = Rotated { codes, scales: &scales[at..][..layout.groups()], sums: &sums[at..][..layout.groups()] };
+                let mut out = vec![f32::NAN; rows];
+                kernel.run(&pool, &layout, &data, x, None, &mut out, &mut scratch);
+                assert_eq!(out, truth, "{level} {format}, token {token}");
+            }
+        }
+    }
+}
+
 /// Prints weights a second and core of one token (all weights in the second-level cache) and of many tokens:
 /// `cargo test --release --lib -- --ignored --nocapture speed_of_products`.
 #[test]
@@ -104,7 +185,7 @@ fn speed_of_products() {
     let (rows, cols) = (512, 2048);
     let tensors = FORMATS.map(|format| {
         let layout = CqLayout::new(format, rows, cols).unwrap();
-        (layout, if layout.code == Code::Scalar { scalar_tensor(&layout) } else { trellis_tensor(&layout) })
+        (layout, tensor(&layout))
     });
     for level in Level::supported() {
         let kernel = MatMulQuant::select(level);

@@ -37,7 +37,7 @@ pub trait Bytes64: Copy {
     unsafe fn load_acc(p: *const i32) -> Self::Acc;
     /// Adds the products of looked-up weights with eight activations at `x`.
     unsafe fn dot(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc;
-    /// Adds the products of int8 weights (not -128) with eight activations at `x` (not -128).
+    /// Adds the products of int8 weights with eight activations at `x` (not -128).
     unsafe fn dot_int8(acc: Self::Acc, weights: Self, x: *const i8) -> Self::Acc;
     /// Sums of the 8 rows of `a` and the 8 rows of `b`.
     unsafe fn row_sums(a: Self::Acc, b: Self::Acc) -> Self::Lanes;

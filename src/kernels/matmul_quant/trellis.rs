@@ -11,7 +11,7 @@
 //! two halves before it, and the same tables serve both halves.
 
 use super::tile::Bytes64;
-use super::{BLOCKS, TileJob, WIDE, finish, scales};
+use super::{BLOCKS, TRELLIS, TileJob, WIDE, finish, scales};
 use crate::kernels::vector::{LANES, Lanes};
 use crate::quant::format::{BLOCK_COLS, GROUP};
 use crate::quant::trellis::{MEMORY, masks, parities};
@@ -236,7 +236,7 @@ unsafe fn rows<const BITS: usize, const FIRST: usize, const HALVES: usize, B: By
             let x_scale = B::Lanes::splat(job.x.scales[g]);
             for (i, sums) in sums.as_flattened_mut().iter_mut().enumerate() {
                 let [a, b] = [2 * i, 2 * i + 1].map(|t| whole.as_flattened()[t].as_ptr());
-                let scale = scales::<true, B::Lanes>(job, g, 32 * FIRST + LANES * i).mul(x_scale);
+                let scale = scales::<TRELLIS, B::Lanes>(job, g, 32 * FIRST + LANES * i).mul(x_scale);
                 *sums = B::row_sums(B::load_acc(a), B::load_acc(b)).fma(scale, *sums);
             }
         }

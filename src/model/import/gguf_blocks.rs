@@ -2,6 +2,9 @@
 //! Layouts follow the ggml reference (<https://github.com/ggml-org/ggml>, `ggml-common.h`); the order of
 //! multiplications follows the dequantiser of the `gguf` Python package, so results are equal bit for bit.
 
+use crate::quant::Format;
+use crate::quant::blocks::{Block, OFFSET};
+
 /// A block format that can be read. The names are those that GGUF tools print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types)]
@@ -90,6 +93,21 @@ impl BlockType {
             Q6_K => 210,
             IQ4_XS => 136,
         }
+    }
+
+    /// The storage format that holds blocks of this one as they are, if there is one.
+    pub fn grid(self) -> Option<Format> {
+        match self {
+            Q4_0 => Some(Format::Q4_0),
+            Q8_0 => Some(Format::Q8_0),
+            _ => None,
+        }
+    }
+
+    /// A block of a format that has a [`grid`](Self::grid).
+    pub fn block(self, bytes: &[u8]) -> Block {
+        let level = |i: usize| if self == Q8_0 { bytes[2 + i] as i8 } else { nibble(&bytes[2..18], i) as i8 - OFFSET };
+        Block { scale: half::f16::from_le_bytes([bytes[0], bytes[1]]), levels: std::array::from_fn(level) }
     }
 
     /// Decodes whole blocks; `bytes` and `out` hold the same number of them.
@@ -301,6 +319,22 @@ mod tests {
         }
         assert!(take(0).is_empty());
         assert!(rest.is_empty());
+    }
+
+    /// Scale times level is what decoding gives, bit for bit.
+    #[test]
+    fn grids_hold_all_that_blocks_hold() {
+        let mut kept = Vec::new();
+        for format in BlockType::ALL.into_iter().filter(|b| b.grid().is_some()) {
+            kept.push(format.name());
+            let bytes: Vec<u8> = (0..format.bytes()).map(|i| if i == 1 { 0xb4 } else { (i * 151 + 128) as u8 }).collect();
+            let mut out = vec![0f32; format.elements()];
+            format.dequantize(&bytes, &mut out);
+            let block = format.block(&bytes);
+            let values = block.levels.map(|level| f32::from(level) * block.scale.to_f32());
+            assert_eq!(out.iter().map(|v| v.to_bits()).collect::<Vec<_>>(), values.map(f32::to_bits), "{}", format.name());
+        }
+        assert_eq!(kept, ["Q4_0", "Q8_0"]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod sentencepiece_model;
 pub use gguf_blocks::BlockType;
 
 use crate::error::{Error, Result};
+use crate::quant::blocks::Block;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -155,19 +156,30 @@ impl SourceTensor {
         if let Some(official) = &self.official {
             return official.read_rows(rows, out);
         }
-        let row_bytes = self.encoding.bytes(width).expect("checked when opened");
-        let mut bytes = vec![0u8; row_bytes * if self.order == RowOrder::Plain { rows.len() } else { 1 }];
+        decode(self.encoding, &self.read_bytes(rows)?, out);
+        Ok(())
+    }
+
+    /// The blocks of `rows`, row after row. Only for a format with a [`BlockType::grid`].
+    pub fn read_blocks(&self, rows: Range<usize>) -> Result<Vec<Block>> {
+        assert!(rows.end <= self.rows());
+        let Encoding::Block(block) = self.encoding else { unreachable!("not made of blocks") };
+        Ok(self.read_bytes(rows)?.chunks_exact(block.bytes()).map(|bytes| block.block(bytes)).collect())
+    }
+
+    /// The stored bytes of `rows`, row after row.
+    fn read_bytes(&self, rows: Range<usize>) -> Result<Vec<u8>> {
+        let row_bytes = self.encoding.bytes(self.width()).expect("checked when opened");
+        let mut bytes = vec![0u8; row_bytes * rows.len()];
         if self.order == RowOrder::Plain {
             self.file.read_exact_at(self.offset + (rows.start * row_bytes) as u64, &mut bytes)?;
-            decode(self.encoding, &bytes, out);
         } else {
-            for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+            for (row, out) in rows.zip(bytes.chunks_exact_mut(row_bytes)) {
                 let stored = self.order.stored(row, self.rows());
-                self.file.read_exact_at(self.offset + (stored * row_bytes) as u64, &mut bytes)?;
-                decode(self.encoding, &bytes, out);
+                self.file.read_exact_at(self.offset + (stored * row_bytes) as u64, out)?;
             }
         }
-        Ok(())
+        Ok(bytes)
     }
 }
 
