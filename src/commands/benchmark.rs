@@ -12,11 +12,12 @@ mod spread;
 mod table;
 
 use super::Outcome;
-use super::model_options::ModelArgs;
+use super::model_options::{ModelArgs, cache_format};
 use super::settings::{self, Key};
 use super::terminal::{self, Terminal};
 use android::Device;
 use cactus::error::{Error, Result};
+use cactus::graph::CacheFormat;
 use cactus::kernels::Topology;
 use compare::Comparison;
 use peer::Peer;
@@ -77,6 +78,9 @@ pub struct MeasureArgs {
     /// Threads [default: one for each fast core this process may use]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=512))]
     threads: Option<u16>,
+    /// Keys and values of earlier tokens: f16, or int8 in half the memory [default: int8 below 8 bits a weight]
+    #[arg(long, value_parser = cache_format())]
+    kv: Option<CacheFormat>,
     /// Keep the process on as many of the fastest cores as there are threads (Linux, Android)
     #[arg(long)]
     pin: bool,
@@ -234,6 +238,7 @@ impl MeasureArgs {
             options.push(format!("--depth {}", depths.iter().map(usize::to_string).collect::<Vec<_>>().join(",")));
         }
         options.extend(self.threads.map(|n| format!("--threads {n}")));
+        options.extend(self.kv.map(|kv| format!("--kv {kv}")));
         options.extend(self.pin.then(|| "--pin".to_owned()));
         options
     }
@@ -244,7 +249,16 @@ mod tests {
     use super::*;
 
     fn args(prefill: Option<usize>, decode: Option<usize>, depth: Option<&[usize]>) -> MeasureArgs {
-        MeasureArgs { prefill, decode, depth: depth.map(<[usize]>::to_vec), runs: 7, pause: 0.0, threads: None, pin: false }
+        MeasureArgs {
+            prefill,
+            decode,
+            depth: depth.map(<[usize]>::to_vec),
+            runs: 7,
+            pause: 0.0,
+            threads: None,
+            kv: None,
+            pin: false,
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::terminal::{self, Terminal};
 use cactus::engine::calibration_text::{self, Reader};
 use cactus::engine::{Engine, Footprint, LoadOptions, self_text};
 use cactus::error::{Error, Kind, Result};
+use cactus::graph::CacheFormat;
 use cactus::hub::{self, cache, catalog};
 use cactus::kernels::Level;
 use cactus::model::bundle::Provenance;
@@ -13,6 +14,7 @@ use cactus::model::convert::{self, Options, Report};
 use cactus::model::import::Checkpoint;
 use cactus::model::{Bundle, bundle};
 use cactus::quant::{Bits, Code};
+use clap::builder::TypedValueParser;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -49,6 +51,14 @@ pub struct EngineArgs {
     /// Tokens of prompt and answer together [default: 4096, or the model's limit]
     #[arg(long)]
     pub context: Option<usize>,
+    /// Keys and values of earlier tokens: f16, or int8 in half the memory [default: int8 below 8 bits a weight]
+    #[arg(long, value_parser = cache_format())]
+    pub kv: Option<CacheFormat>,
+}
+
+pub fn cache_format() -> impl clap::builder::TypedValueParser<Value = CacheFormat> {
+    clap::builder::PossibleValuesParser::new(["f16", "int8"])
+        .map(|name| if name == "int8" { CacheFormat::Int8 } else { CacheFormat::F16 })
 }
 
 impl ModelArgs {
@@ -335,7 +345,7 @@ impl EngineArgs {
         if let (None, Some(wanted)) = (context, set.whole(Key::Context)) {
             context = Some((wanted as usize).min(Bundle::read_manifest(path)?.spec.max_context));
         }
-        let engine = Engine::load(path, &LoadOptions { threads, ceiling: ceiling()?, context })?;
+        let engine = Engine::load(path, &LoadOptions { threads, ceiling: ceiling()?, context, cache: self.kv })?;
         if let Some(memory) = memory {
             let what = format!("a context of {} tokens", engine.context());
             fits_at_all(&what, engine.footprint().cache, memory)?;

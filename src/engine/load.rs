@@ -4,10 +4,11 @@ use super::chat::ChatTemplate;
 use super::session::Session;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
-use crate::graph::Plan;
+use crate::graph::{CacheFormat, Plan};
 use crate::kernels::{Level, Pool};
 use crate::model::bundle::{self, Bundle};
 use crate::model::decoder::{self, Logits};
+use crate::quant::Bits;
 use std::path::Path;
 use std::time::Instant;
 
@@ -27,6 +28,8 @@ pub struct LoadOptions {
     pub ceiling: Option<Level>,
     /// Positions a session can hold; `None`: [`DEFAULT_CONTEXT`] or what the model was made for, whichever is less.
     pub context: Option<usize>,
+    /// How keys and values are kept; `None`: as int8 below 8 bits a weight, else as f16.
+    pub cache: Option<CacheFormat>,
 }
 
 /// A loaded model. Immutable; sessions hold what changes.
@@ -41,6 +44,7 @@ pub struct Engine {
     pub(super) decode: Plan,
     level: Level,
     context: usize,
+    cache: CacheFormat,
     times: LoadTimes,
 }
 
@@ -99,9 +103,11 @@ impl Engine {
         let graph = decoder::graph(spec, Logits::Last, &|name| bundle.weight(name))?;
         let plan = |tokens| Plan::new(&graph, level, tokens, pool.threads());
         let (prefill, decode) = (plan(PREFILL.min(context))?, plan(1)?);
+        let exact = bundle.manifest.quantiser.bits >= Bits::EIGHT;
+        let cache = options.cache.unwrap_or(if exact { CacheFormat::F16 } else { CacheFormat::Int8 });
         let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
         let times = LoadTimes { open_ms: ms(begin, opened), tokenizer_ms: ms(opened, read), plan_ms: ms(read, Instant::now()) };
-        Ok(Engine { prefill, decode, bundle, tokenizer, template, pool, level, context, times })
+        Ok(Engine { prefill, decode, bundle, tokenizer, template, pool, level, context, cache, times })
     }
 
     /// A fresh session.
@@ -114,7 +120,7 @@ impl Engine {
         self.check_ids(ids)?;
         let graph = decoder::graph(&self.bundle.manifest.spec, Logits::All, &|name| self.bundle.weight(name))?;
         let plan = Plan::new(&graph, self.level, SCORE.min(ids.len().max(1)), self.pool.threads())?;
-        let (mut buffers, mut state) = (plan.buffers(), graph.state(ids.len()));
+        let (mut buffers, mut state) = (plan.buffers(), graph.state(ids.len(), self.cache));
         let mut out = Vec::with_capacity(ids.len() * self.vocab());
         for ids in ids.chunks(plan.max_tokens()) {
             plan.execute(crate::graph::Run {
@@ -147,6 +153,11 @@ impl Engine {
         self.context
     }
 
+    /// How sessions keep keys and values.
+    pub fn cache_format(&self) -> CacheFormat {
+        self.cache
+    }
+
     pub fn level(&self) -> Level {
         self.level
     }
@@ -161,7 +172,7 @@ impl Engine {
 
     /// What a session will need; nothing is allocated to find out.
     pub fn footprint(&self) -> Footprint {
-        let position = self.prefill.state(1).bytes_per_position() as u64;
+        let position = self.prefill.state(1, self.cache).bytes_per_position() as u64;
         Footprint {
             weights: self.bundle.bytes().len() as u64,
             cache: position.saturating_mul(self.context as u64),

@@ -28,7 +28,7 @@ impl<'e> Session<'e> {
         Session {
             engine,
             ids: Vec::with_capacity(engine.context()),
-            state: engine.prefill.state(engine.context()),
+            state: engine.prefill.state(engine.context(), engine.cache_format()),
             prefill: engine.prefill.buffers(),
             decode: engine.decode.buffers(),
             profile: None,

@@ -138,10 +138,9 @@ impl Plan {
                 let heads = Heads { stride: cols, start: *start, count: *heads, dim: *head_dim };
                 rope::rotate(pool, out, heads, input(1));
             }
-            Op::Attention { cache, shape } => {
+            Op::Attention { cache, .. } => {
                 let (x, stride) = (input(0), step.inputs[0].value.cols);
-                run.state.store(*cache, x, stride);
-                kernels.attention.run(pool, shape, x, stride, 0, run.state.len(), run.state.cache(*cache), out);
+                run.state.attend(*cache, (&kernels.attention, &kernels.attention_int8), pool, x, stride, out);
             }
             Op::Gate { act } => kernels.elementwise.gate(pool, *act, input(0), cols, out),
             Op::Add => kernels.elementwise.add(pool, out, input(1)),

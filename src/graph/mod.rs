@@ -19,7 +19,7 @@
 //!
 //! let pool = Pool::new(1);
 //! let plan = Plan::new(&graph, Level::best(None), 16, pool.threads())?;
-//! let (mut buffers, mut state) = (plan.buffers(), graph.state(0));
+//! let (mut buffers, mut state) = (plan.buffers(), graph.state(0, Default::default()));
 //! plan.execute(Run { weights: memory.bytes(), feed: Feed::Ids(&[1, 0]), state: &mut state, buffers: &mut buffers, pool: &pool, profile: None });
 //! assert_eq!(plan.output(&buffers, 0), [7.0, 4.0, 6.0, 3.0, 2.0, 2.0]);
 //! # Ok::<(), cactus::error::Error>(())
@@ -39,5 +39,5 @@ pub use execute::{Feed, Run};
 pub use op::{NodeId, Op, RopeTable, WeightId};
 pub use plan::{Buffers, Plan};
 pub use profile::Profile;
-pub use state::State;
+pub use state::{CacheFormat, State};
 pub use tensor::{Memory, Weight};

@@ -4,6 +4,7 @@ use super::build::{Graph, Node, Rows, Value};
 use super::op::{NodeId, Op};
 use crate::error::Result;
 use crate::kernels::attention::Attention;
+use crate::kernels::attention_int8::AttentionInt8;
 use crate::kernels::elementwise::Elementwise;
 use crate::kernels::matmul_float::MatMulFloat;
 use crate::kernels::matmul_quant::MatMulQuant;
@@ -69,6 +70,7 @@ pub(super) struct Kernels {
     pub matmul_quant: MatMulQuant,
     pub matmul_float: MatMulFloat,
     pub attention: Attention,
+    pub attention_int8: AttentionInt8,
 }
 
 /// A graph laid out for at most `max_tokens` tokens at a time.
@@ -153,6 +155,7 @@ impl Plan {
                 matmul_quant: MatMulQuant::select(level),
                 matmul_float: MatMulFloat::select(level),
                 attention: Attention::select(level),
+                attention_int8: AttentionInt8::select(level),
             },
             graph: graph.clone(),
             level,
@@ -171,8 +174,8 @@ impl Plan {
     }
 
     /// An empty state for up to `positions` positions; see [`Graph::state`].
-    pub fn state(&self, positions: usize) -> super::State {
-        self.graph.state(positions)
+    pub fn state(&self, positions: usize, format: super::CacheFormat) -> super::State {
+        self.graph.state(positions, format)
     }
 
     /// Bytes of [`buffers`](Self::buffers).

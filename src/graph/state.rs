@@ -1,32 +1,87 @@
 //! What a forward pass leaves behind for the next one: keys and values of every attention layer.
 
 use super::build::Graph;
-use crate::kernels::attention::{AttentionShape, BLOCK, Cache};
+use crate::kernels::Pool;
+use crate::kernels::attention::{self, Attention, AttentionShape, BLOCK};
+use crate::kernels::attention_int8::{self, AttentionInt8};
+use std::fmt;
+
+/// How keys and values are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheFormat {
+    #[default]
+    F16,
+    /// Half the memory, and faster; see [`attention_int8`].
+    Int8,
+}
+
+impl CacheFormat {
+    /// Bytes of the keys and values of one position of a layer.
+    pub fn position_bytes(self, shape: &AttentionShape) -> usize {
+        match self {
+            CacheFormat::F16 => 2 * (shape.key_elements(1) + shape.value_elements(1)),
+            CacheFormat::Int8 => {
+                let sizes = attention_int8::sizes(shape, 1);
+                sizes.keys + sizes.values + 4 * (sizes.key_scales + sizes.value_scales)
+            }
+        }
+    }
+}
+
+impl fmt::Display for CacheFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CacheFormat::F16 => "f16",
+            CacheFormat::Int8 => "int8",
+        })
+    }
+}
 
 /// Keys and values of a sequence, one cache a layer. Memory is reserved for `capacity` positions but only
 /// touched as positions are filled.
 pub struct State {
     layers: Vec<Layer>,
+    format: CacheFormat,
     capacity: usize,
     len: usize,
+    /// For int8: what [`attention_int8::partials`] asks for.
+    scratch: Vec<f32>,
 }
 
 struct Layer {
     shape: AttentionShape,
-    keys: Vec<u16>,
-    values: Vec<u16>,
+    store: Store,
+}
+
+enum Store {
+    F16 { keys: Vec<u16>, values: Vec<u16> },
+    Int8 { keys: Vec<i8>, key_scales: Vec<f32>, values: Vec<i8>, value_scales: Vec<f32> },
 }
 
 impl Graph {
     /// An empty state for up to `positions` positions.
-    pub fn state(&self, positions: usize) -> State {
+    pub fn state(&self, positions: usize, format: CacheFormat) -> State {
         let capacity = positions.max(1).next_multiple_of(BLOCK);
-        let layer = |shape: &AttentionShape| Layer {
-            shape: *shape,
-            keys: vec![0; shape.key_elements(capacity)],
-            values: vec![0; shape.value_elements(capacity)],
+        let store = |shape: &AttentionShape| match format {
+            CacheFormat::F16 => {
+                Store::F16 { keys: vec![0; shape.key_elements(capacity)], values: vec![0; shape.value_elements(capacity)] }
+            }
+            CacheFormat::Int8 => {
+                let sizes = attention_int8::sizes(shape, capacity);
+                Store::Int8 {
+                    keys: vec![0; sizes.keys],
+                    key_scales: vec![0.0; sizes.key_scales],
+                    values: vec![0; sizes.values],
+                    value_scales: vec![0.0; sizes.value_scales],
+                }
+            }
         };
-        State { layers: self.caches.iter().map(layer).collect(), capacity, len: 0 }
+        let scratch = match format {
+            CacheFormat::F16 => 0,
+            CacheFormat::Int8 => self.caches.iter().map(|s| attention_int8::partials(s, capacity)).max().unwrap_or(0),
+        };
+        let layers = self.caches.iter().map(|shape| Layer { shape: *shape, store: store(shape) }).collect();
+        State { layers, format, capacity, len: 0, scratch: vec![0.0; scratch] }
     }
 }
 
@@ -52,24 +107,38 @@ impl State {
 
     /// Bytes a position takes over all layers.
     pub fn bytes_per_position(&self) -> usize {
-        let elements = |l: &Layer| (l.keys.len() + l.values.len()) / self.capacity;
-        self.layers.iter().map(elements).sum::<usize>() * size_of::<u16>()
+        self.layers.iter().map(|layer| self.format.position_bytes(&layer.shape)).sum()
     }
 
     pub(super) fn advance(&mut self, tokens: usize) {
         self.len += tokens;
     }
 
-    /// Stores keys and values of new positions, which follow the filled ones.
-    pub(super) fn store(&mut self, cache: usize, x: &[f32], stride: usize) {
+    /// Stores keys and values of new positions, which follow the filled ones, and attends: columns of `x` are queries,
+    /// keys, values.
+    pub(super) fn attend(
+        &mut self,
+        cache: usize,
+        kernels: (&Attention, &AttentionInt8),
+        pool: &Pool,
+        x: &[f32],
+        stride: usize,
+        out: &mut [f32],
+    ) {
         let (start, capacity, layer) = (self.len, self.capacity, &mut self.layers[cache]);
-        let key_column = layer.shape.heads * layer.shape.head_dim;
-        let value_column = key_column + layer.shape.kv_heads * layer.shape.head_dim;
-        let (keys, values) = (&mut layer.keys, &mut layer.values);
-        crate::kernels::attention::store(&layer.shape, x, stride, key_column, value_column, start, keys, values, capacity);
-    }
-
-    pub(super) fn cache(&self, cache: usize) -> Cache<'_> {
-        Cache { keys: &self.layers[cache].keys, values: &self.layers[cache].values, capacity: self.capacity }
+        let shape = &layer.shape;
+        let key_column = shape.heads * shape.head_dim;
+        let value_column = key_column + shape.kv_heads * shape.head_dim;
+        match &mut layer.store {
+            Store::F16 { keys, values } => {
+                attention::store(shape, x, stride, key_column, value_column, start, keys, values, capacity);
+                kernels.0.run(pool, shape, x, stride, 0, start, attention::Cache { keys, values, capacity }, out);
+            }
+            Store::Int8 { keys, key_scales, values, value_scales } => {
+                let mut cache = attention_int8::Cache { keys, key_scales, values, value_scales, capacity };
+                kernels.1.store(shape, x, stride, key_column, value_column, start, &mut cache);
+                kernels.1.run(pool, shape, x, stride, 0, start, &cache, &mut self.scratch, out);
+            }
+        }
     }
 }

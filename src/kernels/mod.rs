@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 pub mod attention;
+pub mod attention_int8;
 pub mod elementwise;
 pub mod matmul_float;
 pub mod matmul_quant;

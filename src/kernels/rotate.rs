@@ -87,6 +87,17 @@ impl Rotate {
         Rotate { rotated: group::select(level), plain: plain::select(level) }
     }
 
+    /// One row, without threads: `layout.cols` values to codes, scales and sums.
+    pub(super) fn one(&self, layout: &CqLayout, x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i32]) {
+        assert!(x.len() == layout.cols && codes.len() >= layout.padded_cols());
+        for g in 0..layout.groups() {
+            let (start, width) = (g * GROUP, layout.group_width(g));
+            let x = &x[start..(start + width).min(x.len())];
+            // SAFETY: the level was checked by `select`, the width just now.
+            unsafe { (self.run)(x, width, codes[start..start + width].as_mut_ptr(), &mut scales[g], &mut sums[g]) }
+        }
+    }
+
     /// `x [rows, layout.cols]` to codes, scales and sums as in [`Rotated`].
     pub fn rows(&self, pool: &Pool, layout: &CqLayout, x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i32]) {
         let (cols, padded, groups) = (layout.cols, layout.padded_cols(), layout.groups());

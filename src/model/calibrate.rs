@@ -12,7 +12,7 @@ use super::moments::{Factors, Moments};
 use super::source::{plain, read_rows, unquantised};
 use super::work;
 use crate::error::{Error, Result};
-use crate::graph::{Feed, Graph, Memory, Plan, Run, Weight};
+use crate::graph::{CacheFormat, Feed, Graph, Memory, Plan, Run, Weight};
 use crate::kernels::matmul_float::MatMulFloat;
 use crate::kernels::{Level, Pool};
 use crate::quant::format::TILE_ROWS;
@@ -321,7 +321,7 @@ impl<'a> Calibration<'a> {
         let pool = &self.machine.pool;
         let plan = Plan::new(graph, self.machine.level, CHUNK, pool.threads())?;
         let mut buffers = plan.buffers();
-        let mut state = plan.state(self.texts.iter().map(Vec::len).max().unwrap_or(0));
+        let mut state = plan.state(self.texts.iter().map(Vec::len).max().unwrap_or(0), CacheFormat::F16);
         let mut out = Vec::new();
         let mut rest = x;
         for text in self.texts {

@@ -10,7 +10,7 @@ use super::families::{ModelPlan, Role, TensorPlan};
 use super::import::Checkpoint;
 use super::work;
 use crate::error::{Error, Result};
-use crate::graph::{Feed, Graph, Memory, Plan, Run, Weight};
+use crate::graph::{CacheFormat, Feed, Graph, Memory, Plan, Run, Weight};
 use crate::kernels::{Level, Pool};
 use crate::quant::Format;
 use crate::quant::encode_trellis::BAND_ROWS;
@@ -139,7 +139,7 @@ impl Survey<'_> {
     fn run(&self, graph: &Graph, x: &[f32], weights: &[u8]) -> Result<Vec<f32>> {
         let most = self.lengths.iter().copied().max().unwrap_or(1);
         let plan = Plan::new(graph, self.level, most, self.pool.threads())?;
-        let (mut buffers, mut state) = (plan.buffers(), plan.state(most));
+        let (mut buffers, mut state) = (plan.buffers(), plan.state(most, CacheFormat::F16));
         let mut out = Vec::with_capacity(x.len());
         let mut rest = x;
         for &tokens in &self.lengths {
@@ -165,7 +165,7 @@ impl Survey<'_> {
             let find = |name: &str| Ok(if name == "norm" { norm.clone() } else { head.clone() });
             let graph = decoder::head_graph(&self.plan.spec, &find)?;
             let plan = Plan::new(&graph, self.level, OUTPUT_ROWS, self.pool.threads())?;
-            let (mut buffers, mut state) = (plan.buffers(), plan.state(OUTPUT_ROWS));
+            let (mut buffers, mut state) = (plan.buffers(), plan.state(OUTPUT_ROWS, CacheFormat::F16));
             let mut out = Vec::with_capacity(rows.len() * self.plan.spec.vocab);
             for rows in rows.chunks(OUTPUT_ROWS) {
                 let x: Vec<f32> =

@@ -48,7 +48,8 @@ pub fn plain_options(bits: u32) -> Options {
 
 /// Opens a bundle at an instruction-set level.
 pub fn engine(bundle: &Path, level: Level) -> Engine {
-    Engine::load(bundle, &LoadOptions { threads: Some(2), ceiling: Some(level), context: None }).expect("a sound bundle")
+    Engine::load(bundle, &LoadOptions { threads: Some(2), ceiling: Some(level), context: None, cache: None })
+        .expect("a sound bundle")
 }
 
 /// Index of the largest value; the first of equals.

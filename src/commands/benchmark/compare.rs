@@ -74,6 +74,7 @@ fn conditions(old: &Report, new: &Report) -> Vec<String> {
     };
     hold("quantisation", stored(old), stored(new));
     hold("context", old.conditions.context.to_string(), new.conditions.context.to_string());
+    hold("keys and values", old.conditions.kv.clone(), new.conditions.kv.clone());
     hold("runs", old.conditions.runs.to_string(), new.conditions.runs.to_string());
     hold("pause", format!("{} s", old.conditions.pause_s), format!("{} s", new.conditions.pause_s));
     hold("version", old.build.version.clone(), new.build.version.clone());

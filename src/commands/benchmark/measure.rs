@@ -67,7 +67,7 @@ pub fn measure(
     left_out.iter().for_each(|note| terminal.note(note));
     Resident::forget_peak();
     let threads = pinned.as_ref().map(|cpus| cpus.len() as u16).or(args.threads);
-    let options = EngineArgs { threads, context: Some(lengths.context(SHORT).min(spec.max_context)) };
+    let options = EngineArgs { threads, context: Some(lengths.context(SHORT).min(spec.max_context)), kv: args.kv };
     let engine = options.load(path)?;
     if let Some(warning) = memory_warning(&engine) {
         terminal.note(&warning);
@@ -128,6 +128,7 @@ pub fn measure(
             threads: engine.threads(),
             pinned_cpus: pinned,
             context: engine.context(),
+            kv: engine.cache_format().to_string(),
             seed: SEED,
             sampling: "none: forced tokens".to_owned(),
         },

@@ -8,6 +8,7 @@ use crate::commands::machine::{self, Memory, Sensors};
 use cactus::engine::Engine;
 use cactus::error::{Error, Result};
 use cactus::kernels::Topology;
+use cactus::kernels::attention::AttentionShape;
 use cactus::model::spec::Mixer;
 use cactus::quant::Bits;
 use serde::{Deserialize, Serialize};
@@ -137,6 +138,8 @@ pub struct Conditions {
     /// CPUs that the process was pinned to.
     pub pinned_cpus: Option<Vec<usize>>,
     pub context: usize,
+    /// How keys and values are kept.
+    pub kv: String,
     /// Of the token ids.
     pub seed: u64,
     pub sampling: String,
@@ -253,9 +256,9 @@ pub fn weight_bytes(engine: &Engine) -> Result<f64> {
 pub fn cache_bytes(engine: &Engine, depth: usize, tokens: usize) -> f64 {
     let layers = &engine.bundle.manifest.spec.layers;
     let mut bytes = 0.0;
-    for Mixer::Attention { kv_heads, head_dim, window, .. } in layers.iter().map(|layer| &layer.mixer) {
-        // A key and a value of two bytes an element.
-        let position = (2 * 2 * kv_heads * head_dim) as f64;
+    for Mixer::Attention { heads, kv_heads, head_dim, window, scale, cap, .. } in layers.iter().map(|layer| layer.mixer.clone()) {
+        let shape = AttentionShape { heads, kv_heads, head_dim, scale, cap, window };
+        let position = engine.cache_format().position_bytes(&shape) as f64;
         let seen = |token: usize| (depth + token + 1).min(window.unwrap_or(usize::MAX));
         bytes += position * (0..tokens).map(seen).sum::<usize>() as f64 / tokens.max(1) as f64;
     }

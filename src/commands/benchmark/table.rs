@@ -102,7 +102,7 @@ fn facts(report: &Report) -> Vec<(&'static str, String)> {
     }
     let cpu = machine.cpu.as_deref().unwrap_or("unknown");
     facts.push(("cpu", format!("{cpu}, {}, {} kernels", machine.os, machine.kernels)));
-    let mut threads = format!("{} ({})", conditions.threads, machine.cores);
+    let mut threads = format!("{} ({}), {} keys and values", conditions.threads, machine.cores, conditions.kv);
     if let Some(cpus) = &conditions.pinned_cpus {
         let cpus: Vec<String> = cpus.iter().map(usize::to_string).collect();
         let _ = write!(threads, ", pinned to CPU {}", cpus.join(", "));

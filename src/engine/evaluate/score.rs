@@ -51,7 +51,13 @@ impl<'e> Scorer<'e> {
         }
         let graph = decoder::graph(spec, Logits::All, &|name| engine.bundle.weight(name))?;
         let plan = Plan::new(&graph, engine.level(), ROWS.min(longest.max(1)), engine.threads())?;
-        Ok(Scorer { engine, rows: plan.buffers(), silent: engine.prefill.buffers(), state: plan.state(longest), plan })
+        Ok(Scorer {
+            engine,
+            rows: plan.buffers(),
+            silent: engine.prefill.buffers(),
+            state: plan.state(longest, engine.cache_format()),
+            plan,
+        })
     }
 
     /// Runs a sequence; `each` gets its predictions in order, at most [`ROWS`] at a time.
