@@ -147,9 +147,10 @@ fn p74_the_number_of_threads_is_printed() {
 /// What decoding reads, from the sizes in the file and in the checkpoint's configuration.
 #[test]
 fn reads_are_counted() {
-    for golden in ["llama-tied", "llama-untied"] {
+    for (golden, kv) in [("llama-tied", "f16"), ("llama-untied", "int8")] {
         let stage = Stage::of(golden);
-        let report = stage.json(&["--runs", "1"]);
+        let report = stage.json(&["--runs", "1", "--kv", kv]);
+        assert_eq!(report["conditions"]["kv"], kv);
         let file = std::fs::read(Path::new(&stage.model).join("weights.safetensors")).expect("weights");
         let tensors = SafeTensors::deserialize(&file).expect("safetensors");
         let mut weights: f64 = tensors.iter().map(|(_, tensor)| tensor.data().len() as f64).sum();
@@ -161,7 +162,9 @@ fn reads_are_counted() {
         }
         let heads = number(&config["num_key_value_heads"]);
         let dim = config["head_dim"].as_f64().unwrap_or(number(&config["hidden_size"]) / number(&config["num_attention_heads"]));
-        let position = number(&config["num_hidden_layers"]) * heads * dim * 2.0 * 2.0;
+        // Keys and values, and with int8 an f32 scale for each of both.
+        let head = if kv == "f16" { 4.0 * dim } else { 2.0 * dim + 8.0 };
+        let position = number(&config["num_hidden_layers"]) * heads * head;
         // Four tokens behind 16 see 17, 18, 19 and 20 positions.
         for (name, seen) in [("decode 4 @ 0", 2.5), ("decode 4 @ 16", 18.5)] {
             let (read, speed) = (&measurement(&report, name)["read"], number(&measurement(&report, name)["median"]));

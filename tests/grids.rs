@@ -1,7 +1,7 @@
 //! Weights that a GGUF file has in 4 or 8 bits: kept to the bit, and run without being rounded again.
 
 use crate::support::{Home, Kind, as_gguf_of_kinds, engine, finish, plain_options, relative, source};
-use cactus::graph::{Feed, Graph, Memory, Plan, Run, reference};
+use cactus::graph::{CacheFormat, Feed, Graph, Memory, Plan, Run, reference};
 use cactus::kernels::{Level, Pool};
 use cactus::model::Bundle;
 use cactus::model::convert::{Options, convert};
@@ -238,7 +238,7 @@ fn one_input_serves_both_kinds() {
     for level in Level::supported() {
         let plan = Plan::new(&graph, level, tokens, pool.threads()).expect("a plan");
         assert_eq!(plan.describe().matches("rotate").count(), 2, "one form a kind");
-        let (mut buffers, mut state) = (plan.buffers(), plan.state(tokens));
+        let (mut buffers, mut state) = (plan.buffers(), plan.state(tokens, CacheFormat::F16));
         let weights = memory.bytes();
         plan.execute(Run { weights, feed, state: &mut state, buffers: &mut buffers, pool: &pool, profile: None });
         for (i, truth) in truth.iter().enumerate() {

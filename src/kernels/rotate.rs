@@ -94,7 +94,7 @@ impl Rotate {
             let (start, width) = (g * GROUP, layout.group_width(g));
             let x = &x[start..(start + width).min(x.len())];
             // SAFETY: the level was checked by `select`, the width just now.
-            unsafe { (self.run)(x, width, codes[start..start + width].as_mut_ptr(), &mut scales[g], &mut sums[g]) }
+            unsafe { (self.rotated)(x, width, codes[start..start + width].as_mut_ptr(), &mut scales[g], &mut sums[g]) }
         }
     }
 
