@@ -16,6 +16,7 @@ pub mod session;
 pub mod stream;
 pub mod thinking;
 pub mod tokenizer;
+mod vocabulary;
 
 pub use generate::{Answer, Finish, Request, generate};
 pub use load::{Engine, Footprint, LoadOptions, LoadTimes};

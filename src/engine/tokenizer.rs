@@ -3,25 +3,20 @@
 //! template (never a user's text) wrote them.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::Value;
-use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::{
-    AddedToken, AddedVocabulary, DecoderWrapper, Model, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
-    PostProcessorWrapper, PreTokenizer, PreTokenizerWrapper, Token, TokenizerImpl,
+    AddedToken, AddedVocabulary, Model, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizer, PreTokenizerWrapper,
 };
 
-use super::bpe::{self, BytePairs};
 use super::chat::Rendered;
 use super::stream::{Decoding, Detokenizer};
-use crate::error::{Error, Kind, Result};
+use super::vocabulary::{self, Inner, failed};
+use crate::error::{Error, Result};
 
 /// A token that was added beside the model's own vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,15 +80,6 @@ struct Guarded {
     later: Option<PreTokenizerWrapper>,
 }
 
-/// From pieces of text to ids.
-enum Vocabulary {
-    BytePairs(BytePairs),
-    /// Everything else.
-    Crate(Box<ModelWrapper>),
-}
-
-type Inner = TokenizerImpl<Vocabulary, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
-
 /// A model's tokenizer; immutable once open.
 pub struct Tokenizer {
     inner: Inner,
@@ -124,20 +110,13 @@ impl Tokenizer {
     /// As [`Tokenizer::open`], with the tables of the vocabulary kept in `image`, so that it takes a few
     /// milliseconds from the second time on. They are made again when the `tokenizer.json` was written since.
     pub fn open_kept(tokenizer_json: &Path, image: &Path, config: &Value, generation: Option<&Value>) -> Result<Self> {
-        let source = source(tokenizer_json).unwrap_or_default();
-        let kept = std::fs::read(image).ok().and_then(|bytes| BytePairs::open(bytes, &source));
-        if let Some((vocabulary, rest)) = kept {
-            let inner = assemble(Vocabulary::BytePairs(vocabulary), &rest)?;
-            return Self::from_inner(inner, config, generation).map_err(|e| e.context(tokenizer_json.display()));
-        }
-        let text = std::fs::read_to_string(tokenizer_json).map_err(|e| Error::io("read", tokenizer_json, &e))?;
-        let inner = parse(&text, &source, |bytes| keep(image, bytes));
-        inner.and_then(|inner| Self::from_inner(inner, config, generation)).map_err(|e| e.context(tokenizer_json.display()))
+        let inner = vocabulary::open_kept(tokenizer_json, image)?;
+        Self::from_inner(inner, config, generation).map_err(|e| e.context(tokenizer_json.display()))
     }
 
     /// As [`Tokenizer::open`], from the text of a `tokenizer.json`.
     pub fn from_text(text: &str, config: &Value, generation: Option<&Value>) -> Result<Self> {
-        Self::from_inner(parse(text, "", |_| ())?, config, generation)
+        Self::from_inner(vocabulary::parse(text, "", |_| ())?, config, generation)
     }
 
     fn from_inner(inner: Inner, config: &Value, generation: Option<&Value>) -> Result<Self> {
@@ -378,120 +357,6 @@ impl Guarded {
     }
 }
 
-impl Model for Vocabulary {
-    type Trainer = BpeTrainer;
-
-    fn tokenize(&self, text: &str) -> tokenizers::Result<Vec<Token>> {
-        match self {
-            Vocabulary::BytePairs(model) => model.tokenize(text),
-            Vocabulary::Crate(model) => model.tokenize(text),
-        }
-    }
-    fn token_to_id(&self, text: &str) -> Option<u32> {
-        match self {
-            Vocabulary::BytePairs(model) => model.token_to_id(text),
-            Vocabulary::Crate(model) => model.token_to_id(text),
-        }
-    }
-    fn id_to_token(&self, id: u32) -> Option<String> {
-        match self {
-            Vocabulary::BytePairs(model) => model.id_to_token(id),
-            Vocabulary::Crate(model) => model.id_to_token(id),
-        }
-    }
-    fn get_vocab(&self) -> HashMap<String, u32> {
-        match self {
-            Vocabulary::BytePairs(model) => model.get_vocab(),
-            Vocabulary::Crate(model) => model.get_vocab(),
-        }
-    }
-    fn get_vocab_size(&self) -> usize {
-        match self {
-            Vocabulary::BytePairs(model) => model.get_vocab_size(),
-            Vocabulary::Crate(model) => model.get_vocab_size(),
-        }
-    }
-    fn save(&self, _: &Path, _: Option<&str>) -> tokenizers::Result<Vec<PathBuf>> {
-        Err("vocabularies are not written".into())
-    }
-    fn get_trainer(&self) -> BpeTrainer {
-        BpeTrainer::default()
-    }
-}
-
-/// A `tokenizer.json` with its model left out.
-#[derive(Deserialize)]
-struct Rest {
-    #[serde(default)]
-    version: Option<String>,
-    #[serde(default)]
-    added_tokens: Vec<AddedToken>,
-    #[serde(default)]
-    normalizer: Option<NormalizerWrapper>,
-    #[serde(default)]
-    pre_tokenizer: Option<PreTokenizerWrapper>,
-    #[serde(default)]
-    post_processor: Option<PostProcessorWrapper>,
-    #[serde(default)]
-    decoder: Option<DecoderWrapper>,
-}
-
-/// Reads a `tokenizer.json`. `keep` gets the image of the vocabulary, marked with `source`, if there can be one.
-fn parse(json: &str, source: &str, keep: impl FnOnce(&[u8])) -> Result<Inner> {
-    #[derive(Deserialize)]
-    struct Split {
-        #[serde(rename = "model")]
-        _model: IgnoredAny,
-        #[serde(flatten)]
-        rest: serde_json::Map<String, Value>,
-    }
-    #[derive(Deserialize)]
-    struct Whole {
-        model: ModelWrapper,
-    }
-    let split: Split = serde_json::from_str(json).map_err(unusable)?;
-    let rest = Value::Object(split.rest).to_string();
-    if let Some(image) = bpe::image(json, &rest, source)? {
-        keep(&image);
-        if let Some((vocabulary, rest)) = BytePairs::open(image, source) {
-            return assemble(Vocabulary::BytePairs(vocabulary), &rest);
-        }
-    }
-    let whole: Whole = serde_json::from_str(json).map_err(unusable)?;
-    assemble(Vocabulary::Crate(Box::new(whole.model)), &rest)
-}
-
-/// Puts a tokenizer together. The truncation and padding of the training run, which published files may carry,
-/// are left out.
-fn assemble(vocabulary: Vocabulary, rest: &str) -> Result<Inner> {
-    let rest: Rest = serde_json::from_str(rest).map_err(unusable)?;
-    if let Some(version) = rest.version.filter(|version| version != "1.0") {
-        return Err(unusable(format!("version {version} is unknown")));
-    }
-    let mut inner = Inner::new(vocabulary);
-    inner.with_normalizer(rest.normalizer).map_err(failed)?;
-    inner.with_pre_tokenizer(rest.pre_tokenizer);
-    inner.with_post_processor(rest.post_processor);
-    inner.with_decoder(rest.decoder);
-    inner.add_tokens(rest.added_tokens).map_err(failed)?;
-    Ok(inner)
-}
-
-/// What tells whether a file is still the one that an image was made of.
-fn source(path: &Path) -> Option<String> {
-    let data = std::fs::metadata(path).ok()?;
-    let written = data.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-    Some(format!("{} bytes, {} ns", data.len(), written.as_nanos()))
-}
-
-/// Writes an image if that is possible; nothing depends on it.
-fn keep(path: &Path, image: &[u8]) {
-    let part = path.with_extension(format!("{}.part", std::process::id()));
-    if std::fs::write(&part, image).and_then(|()| std::fs::rename(&part, path)).is_err() {
-        let _ = std::fs::remove_file(&part);
-    }
-}
-
 /// The same pre-tokenizer, but without the space that some put before the first word of a text.
 fn after_the_start(pre_tokenizer: &PreTokenizerWrapper) -> PreTokenizerWrapper {
     match pre_tokenizer {
@@ -528,18 +393,6 @@ fn id_value(value: &Value) -> Option<u32> {
 
 fn encode(inner: &Inner, text: &str, add_special: bool) -> Result<Vec<u32>> {
     Ok(inner.encode_fast(text, add_special).map_err(failed)?.get_ids().to_vec())
-}
-
-fn unusable(error: impl ToString) -> Error {
-    Error::new(Kind::BadFile, format!("not a usable tokenizer: {}", first_line(error)))
-}
-
-fn failed(error: tokenizers::Error) -> Error {
-    Error::new(Kind::BadFile, format!("cannot tokenize: {}", first_line(error)))
-}
-
-fn first_line(error: impl ToString) -> String {
-    error.to_string().lines().next().unwrap_or_default().to_string()
 }
 
 #[cfg(test)]

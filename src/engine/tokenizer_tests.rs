@@ -1,6 +1,7 @@
 use super::super::chat::{ChatTemplate, Message, RenderOptions, Role};
 use super::super::stream::TextStream;
 use super::*;
+use crate::error::Kind;
 use serde_json::json;
 
 fn fixture() -> Value {

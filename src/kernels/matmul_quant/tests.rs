@@ -34,7 +34,8 @@ fn tensor(layout: &CqLayout) -> Vec<u8> {
 /// Blocks with all levels there are, those of the smallest alone among them.
 fn block_tensor(layout: &CqLayout, scale: impl Fn(usize) -> half::f16) -> Vec<u8> {
     let count = 1 << layout.bits;
-    let level = |i: usize, k: usize| (if i % 5 == 0 { 0 } else { (i * 37 + k * 89 + k * k) % count }) as i32 - count as i32 / 2;
+    let level =
+        |i: usize, k: usize| (if i.is_multiple_of(5) { 0 } else { (i * 37 + k * 89 + k * k) % count }) as i32 - count as i32 / 2;
     let block = |i| Block { scale: scale(i), levels: std::array::from_fn(|k| level(i, k) as i8) };
     let blocks: Vec<Block> = (0..layout.rows * layout.groups()).map(block).collect();
     let mut data = vec![0; layout.bytes().unwrap()];
