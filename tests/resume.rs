@@ -5,7 +5,7 @@ use cactus::error::{Error, Kind};
 use cactus::model::bundle::Provenance;
 use cactus::model::convert::{self, Event, Options};
 use cactus::model::import::Checkpoint;
-use cactus::quant::{Bits, Code};
+use cactus::quant::Bits;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,16 +20,9 @@ fn golden(model: &str) -> PathBuf {
 fn options(bits: f64, sequential: Option<f32>) -> Options {
     // Two texts; ids that look random.
     let text = |n: u32| (0..n).map(|i| i.wrapping_mul(2_654_435_761).wrapping_add(n) >> 20 & 511).collect();
-    Options {
-        bits: Bits::new(bits).expect("bits"),
-        head_bits: None,
-        code: Code::Trellis,
-        calibration: vec![text(150), text(90)],
-        calibration_text: String::new(),
-        sequential,
-        keep: true,
-        source: Provenance { name: "test".into(), revision: None },
-    }
+    let source = Provenance { name: "test".into(), revision: None };
+    let plain = Options::plain(Bits::new(bits).expect("bits"), source);
+    Options { calibration: vec![text(150), text(90)], sequential, ..plain }
 }
 
 /// Every file of a bundle.

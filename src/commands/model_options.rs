@@ -281,14 +281,11 @@ pub fn convert(found: &hub::Found, target: &Path, wanted: &Wanted, terminal: &mu
     };
     let source = Provenance { name, revision: found.revision.clone() };
     let mut options = Options {
-        bits,
         head_bits: wanted.head_bits,
         code: wanted.code,
-        calibration: Vec::new(),
-        calibration_text: String::new(),
         sequential: wanted.sequential,
         keep: wanted.keep,
-        source,
+        ..Options::plain(bits, source)
     };
     if convert::needs_text(&checkpoint, &options)? {
         let begin = std::time::Instant::now();

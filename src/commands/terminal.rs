@@ -81,6 +81,24 @@ impl Drop for OutputFile {
     }
 }
 
+/// Lines of cells as text; the first column to the left, the others to the right.
+pub fn columns(lines: &[Vec<String>]) -> String {
+    let count = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |at: usize| lines.iter().filter_map(|line| line.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let mut text = String::new();
+    for line in lines {
+        let cell = |(at, cell): (usize, &String)| match at {
+            0 => format!("{cell:<0$}", widths[at]),
+            _ => format!("{cell:>0$}", widths[at]),
+        };
+        let cells: Vec<String> = line.iter().enumerate().map(cell).collect();
+        text += cells.join("  ").trim_end();
+        text.push('\n');
+    }
+    text
+}
+
 /// An error and its hint, a line each.
 pub fn print_error(error: &Error) {
     let mut err = std::io::stderr().lock();

@@ -172,7 +172,7 @@ impl Engine {
 
     /// What a session will need; nothing is allocated to find out.
     pub fn footprint(&self) -> Footprint {
-        let position = self.prefill.state(1, self.cache).bytes_per_position() as u64;
+        let position = self.prefill.position_bytes(self.cache) as u64;
         Footprint {
             weights: self.bundle.bytes().len() as u64,
             cache: position.saturating_mul(self.context as u64),

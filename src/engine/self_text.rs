@@ -17,7 +17,7 @@ use crate::model::calibrate::SAMPLE;
 use crate::model::convert::{self, Options};
 use crate::model::import::Checkpoint;
 use crate::model::staging::Staging;
-use crate::quant::{Bits, Code};
+use crate::quant::Bits;
 use jiff::civil::DateTime;
 use std::path::Path;
 
@@ -73,16 +73,7 @@ pub fn write(
     name.push("-text");
     let folder = Staging::create(&target.with_file_name(name))?;
     let bundle = folder.dir.join("writer");
-    let options = Options {
-        bits: Bits::EIGHT,
-        head_bits: None,
-        code: Code::Scalar,
-        calibration: Vec::new(),
-        calibration_text: String::new(),
-        sequential: None,
-        keep: true,
-        source: Provenance::default(),
-    };
+    let options = Options::plain(Bits::EIGHT, Provenance::default());
     convert::convert(checkpoint, &bundle, &options, &mut |_| on_tokens(0))?;
     let context = amount.longest.min(Bundle::read_manifest(&bundle)?.spec.max_context);
     let engine = Engine::load(&bundle, &LoadOptions { context: Some(context), ..Default::default() })?;

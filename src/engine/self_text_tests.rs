@@ -14,17 +14,8 @@ fn amount(seed: u64) -> Amount {
 }
 
 fn bundle(checkpoint: &Checkpoint, folder: &Path) -> PathBuf {
-    let (target, source) = (folder.join("m"), Provenance::default());
-    let options = Options {
-        bits: Bits::EIGHT,
-        head_bits: None,
-        code: Code::Scalar,
-        calibration: Vec::new(),
-        calibration_text: String::new(),
-        sequential: None,
-        keep: true,
-        source,
-    };
+    let target = folder.join("m");
+    let options = Options::plain(Bits::EIGHT, Provenance::default());
     convert::convert(checkpoint, &target, &options, &mut |_| Ok(())).expect("a conversion");
     target
 }

@@ -116,6 +116,6 @@ impl<'e> Session<'e> {
 
     /// Bytes of keys and values for the positions that are filled.
     pub fn cache_bytes(&self) -> usize {
-        self.state.bytes_per_position() * self.state.len()
+        self.engine.prefill.position_bytes(self.engine.cache_format()) * self.state.len()
     }
 }

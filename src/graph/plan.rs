@@ -178,6 +178,11 @@ impl Plan {
         self.graph.state(positions, format)
     }
 
+    /// Bytes that a position takes in a state, over all layers.
+    pub fn position_bytes(&self, format: super::CacheFormat) -> usize {
+        self.graph.caches.iter().map(|shape| format.position_bytes(shape)).sum()
+    }
+
     /// Bytes of [`buffers`](Self::buffers).
     pub fn bytes(&self) -> usize {
         self.arena * size_of::<f32>() + self.scratch

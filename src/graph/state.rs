@@ -41,7 +41,6 @@ impl fmt::Display for CacheFormat {
 /// touched as positions are filled.
 pub struct State {
     layers: Vec<Layer>,
-    format: CacheFormat,
     capacity: usize,
     len: usize,
     /// For int8: what [`attention_int8::partials`] asks for.
@@ -81,7 +80,7 @@ impl Graph {
             CacheFormat::Int8 => self.caches.iter().map(|s| attention_int8::partials(s, capacity)).max().unwrap_or(0),
         };
         let layers = self.caches.iter().map(|shape| Layer { shape: *shape, store: store(shape) }).collect();
-        State { layers, format, capacity, len: 0, scratch: vec![0.0; scratch] }
+        State { layers, capacity, len: 0, scratch: vec![0.0; scratch] }
     }
 }
 
@@ -103,11 +102,6 @@ impl State {
     /// Forgets everything from position `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
-    }
-
-    /// Bytes a position takes over all layers.
-    pub fn bytes_per_position(&self) -> usize {
-        self.layers.iter().map(|layer| self.format.position_bytes(&layer.shape)).sum()
     }
 
     pub(super) fn advance(&mut self, tokens: usize) {

@@ -36,8 +36,25 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    fn value_width(&self) -> usize {
+    pub(super) fn value_width(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
+    }
+    /// Rows of `q [tokens, stride]` from position `start` on, after checks that queries from column `query_column`,
+    /// results of `out` elements and the positions up to the last one fit.
+    pub(super) fn tokens(
+        &self,
+        q: &[f32],
+        stride: usize,
+        query_column: usize,
+        start: usize,
+        capacity: usize,
+        out: usize,
+    ) -> usize {
+        let (tokens, width) = (q.len() / stride, self.heads * self.head_dim);
+        assert!(self.head_dim <= MAX_HEAD_DIM && self.heads.is_multiple_of(self.kv_heads) && capacity.is_multiple_of(BLOCK));
+        assert!(q.len() == tokens * stride && query_column + width <= stride && out == tokens * width);
+        assert!(start + tokens <= capacity);
+        tokens
     }
     /// f16 elements of the keys of one layer.
     pub fn key_elements(&self, capacity: usize) -> usize {
@@ -223,10 +240,7 @@ impl Attention {
         out: &mut [f32],
     ) {
         let (dim, width) = (shape.head_dim, shape.heads * shape.head_dim);
-        let tokens = q.len() / stride;
-        assert!(dim <= MAX_HEAD_DIM && shape.heads.is_multiple_of(shape.kv_heads) && cache.capacity.is_multiple_of(BLOCK));
-        assert!(q.len() == tokens * stride && query_column + width <= stride && out.len() == tokens * width);
-        assert!(start + tokens <= cache.capacity);
+        let tokens = shape.tokens(q, stride, query_column, start, cache.capacity, out.len());
         assert!(
             cache.keys.len() == shape.key_elements(cache.capacity) && cache.values.len() == shape.value_elements(cache.capacity)
         );

@@ -52,16 +52,12 @@ fn head_layout(shape: &AttentionShape) -> CqLayout {
     CqLayout::new(Format::Cq8, 1, shape.head_dim).expect("heads are not empty")
 }
 
-fn value_width(shape: &AttentionShape) -> usize {
-    shape.head_dim.next_multiple_of(LANES)
-}
-
 /// Sizes for `capacity` positions, a multiple of [`BLOCK`].
 pub fn sizes(shape: &AttentionShape, capacity: usize) -> Sizes {
     let (layout, positions) = (head_layout(shape), shape.kv_heads * capacity);
     Sizes {
         keys: positions * layout.padded_cols(),
-        values: positions * value_width(shape),
+        values: positions * shape.value_width(),
         key_scales: positions * layout.groups(),
         value_scales: positions,
     }
@@ -69,7 +65,7 @@ pub fn sizes(shape: &AttentionShape, capacity: usize) -> Sizes {
 
 /// f32 elements for the spans of a token: for each head and span the largest score, the sum, and the weighted values.
 pub fn partials(shape: &AttentionShape, capacity: usize) -> usize {
-    FEW * shape.heads * capacity.div_ceil(SPAN) * (2 + value_width(shape))
+    FEW * shape.heads * capacity.div_ceil(SPAN) * (2 + shape.value_width())
 }
 
 /// Keys and values of one layer.
@@ -136,7 +132,7 @@ unsafe fn span_of<const N: usize, B: Bytes64>(
 ) {
     unsafe {
         type L<B> = <B as Bytes64>::Lanes;
-        let (width, padded, groups) = (value_width(shape), layout.padded_cols(), layout.groups());
+        let (width, padded, groups) = (shape.value_width(), layout.padded_cols(), layout.groups());
         let first = (0..N).map(|r| job.from[r].max(span)).min().unwrap_or(span);
         let last = (0..N).map(|r| job.to[r].min(span + SPAN)).max().unwrap_or(span);
         let mut block = first - first % BLOCK;
@@ -288,7 +284,7 @@ impl AttentionInt8 {
         start: usize,
         cache: &mut Cache,
     ) {
-        let (layout, dim, width, capacity) = (head_layout(shape), shape.head_dim, value_width(shape), cache.capacity);
+        let (layout, dim, width, capacity) = (head_layout(shape), shape.head_dim, shape.value_width(), cache.capacity);
         let (padded, groups) = (layout.padded_cols(), layout.groups());
         let (mut codes, mut scales, mut sums) = ([0i8; MAX_HEAD_DIM], [0.0f32; GROUPS], [0i32; GROUPS]);
         for (t, row) in x.chunks_exact(stride).enumerate() {
@@ -337,11 +333,10 @@ impl AttentionInt8 {
         out: &mut [f32],
     ) {
         let (layout, dim, width) = (head_layout(shape), shape.head_dim, shape.heads * shape.head_dim);
-        let (tokens, capacity) = (q.len() / stride, cache.capacity);
+        let capacity = cache.capacity;
+        let tokens = shape.tokens(q, stride, query_column, start, capacity, out.len());
         let sizes = sizes(shape, capacity);
-        assert!(dim <= MAX_HEAD_DIM && shape.heads.is_multiple_of(shape.kv_heads) && capacity.is_multiple_of(BLOCK));
-        assert!(q.len() == tokens * stride && query_column + width <= stride && out.len() == tokens * width);
-        assert!(start + tokens <= capacity && scratch.len() >= partials(shape, capacity));
+        assert!(scratch.len() >= partials(shape, capacity));
         assert!(cache.keys.len() == sizes.keys && cache.values.len() == sizes.values);
         assert!(cache.key_scales.len() == sizes.key_scales && cache.value_scales.len() == sizes.value_scales);
         let group = shape.heads / shape.kv_heads;
@@ -358,7 +353,7 @@ impl AttentionInt8 {
                 to: [0; QUERIES],
                 keys: cache.keys[at * layout.padded_cols()..].as_ptr(),
                 key_scales: cache.key_scales[at * layout.groups()..].as_ptr(),
-                values: cache.values[at * value_width(shape)..].as_ptr(),
+                values: cache.values[at * shape.value_width()..].as_ptr(),
                 value_scales: cache.value_scales[at..].as_ptr(),
             };
             let count = QUERIES.min(rows - bundle * QUERIES);
@@ -399,7 +394,7 @@ impl AttentionInt8 {
             });
             return;
         }
-        let entry = 2 + value_width(shape);
+        let entry = 2 + shape.value_width();
         let parts = &Parts::new(scratch);
         // Entry of a query and span, for all of both.
         let entry_of = |kv_head: usize, row: usize, span: usize| {

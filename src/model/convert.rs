@@ -48,6 +48,20 @@ pub struct Options {
 }
 
 impl Options {
+    /// Every matrix rounded by itself to `bits`, not fitted to text.
+    pub fn plain(bits: Bits, source: Provenance) -> Self {
+        Options {
+            bits,
+            head_bits: None,
+            code: Code::Trellis,
+            calibration: Vec::new(),
+            calibration_text: String::new(),
+            sequential: None,
+            keep: true,
+            source,
+        }
+    }
+
     /// Whether rounding is fitted to sample text.
     pub fn calibrated(&self) -> bool {
         self.bits < Bits::EIGHT && !self.calibration.is_empty()

@@ -2,7 +2,7 @@
 
 use super::bundle::SourceShape;
 use super::families::{Role, TensorPlan};
-use super::import::{Checkpoint, Encoding};
+use super::import::{Checkpoint, Encoding, SourceTensor};
 use crate::error::{Error, Kind, Result};
 use crate::quant::blocks::Block;
 use crate::quant::encode::SquareError;
@@ -48,23 +48,35 @@ pub fn source_shapes(tensor: &TensorPlan, checkpoint: &Checkpoint) -> Vec<Source
     tensor.sources.iter().filter_map(shape).collect()
 }
 
-/// Reads rows of the stacked source tensors of a bundle tensor.
-pub fn read_rows(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
-    let vector = tensor.role == Role::Vector;
-    // A vector is one row here, but its sources are stacked element by element.
-    let (rows, width) = if vector { (0..tensor.cols, 1) } else { (rows, tensor.cols) };
+/// Visits the source tensors that `rows` of their stack lie in: each with its rows, and how many rows were before.
+fn stacked(
+    checkpoint: &Checkpoint,
+    tensor: &TensorPlan,
+    rows: Range<usize>,
+    mut visit: impl FnMut(&SourceTensor, Range<usize>, usize) -> Result<()>,
+) -> Result<()> {
     let mut first = 0;
     for name in &tensor.sources {
         let source = checkpoint.tensor(name)?;
         let count = source.shape[0];
         let (start, end) = (rows.start.max(first), rows.end.min(first + count));
         if start < end {
-            let part = &mut out[(start - rows.start) * width..(end - rows.start) * width];
-            let wanted = if vector { 0..1 } else { start - first..end - first };
-            source.read_rows(wanted, part).map_err(|e| e.context(format!("tensor {name}")))?;
+            visit(source, start - first..end - first, start - rows.start).map_err(|e| e.context(format!("tensor {name}")))?;
         }
         first += count;
     }
+    Ok(())
+}
+
+/// Reads rows of the stacked source tensors of a bundle tensor.
+pub fn read_rows(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
+    let vector = tensor.role == Role::Vector;
+    // A vector is one row here, but its sources are stacked element by element.
+    let (rows, width) = if vector { (0..tensor.cols, 1) } else { (rows, tensor.cols) };
+    stacked(checkpoint, tensor, rows, |source, part, before| {
+        let out = &mut out[before * width..(before + part.len()) * width];
+        source.read_rows(if vector { 0..1 } else { part }, out)
+    })?;
     if let Some(bad) = out.iter().find(|v| !v.is_finite()) {
         return Err(Error::new(Kind::BadFile, format!("tensor {} holds the value {bad}", tensor.sources.join(" + "))));
     }
@@ -91,16 +103,10 @@ pub fn grid(checkpoint: &Checkpoint, tensor: &TensorPlan) -> Result<Option<Forma
 /// Reads rows of the stacked source tensors of a matrix that has a [`grid`], as blocks.
 pub fn read_blocks(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize>) -> Result<Vec<Block>> {
     let mut blocks = Vec::new();
-    let mut first = 0;
-    for name in &tensor.sources {
-        let source = checkpoint.tensor(name)?;
-        let (start, end) = (rows.start.max(first), rows.end.min(first + source.rows()));
-        if start < end {
-            let part = source.read_blocks(start - first..end - first).map_err(|e| e.context(format!("tensor {name}")))?;
-            blocks.extend(part);
-        }
-        first += source.rows();
-    }
+    stacked(checkpoint, tensor, rows, |source, part, _| {
+        blocks.extend(source.read_blocks(part)?);
+        Ok(())
+    })?;
     if let Some(bad) = blocks.iter().find(|block| !block.scale.is_finite()) {
         let what = format!("tensor {} holds the scale {}", tensor.sources.join(" + "), bad.scale);
         return Err(Error::new(Kind::BadFile, what));

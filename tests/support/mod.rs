@@ -17,7 +17,7 @@ use cactus::kernels::Level;
 use cactus::model::bundle::Provenance;
 use cactus::model::convert::{Options, convert};
 use cactus::model::import::Checkpoint;
-use cactus::quant::{Bits, Code};
+use cactus::quant::Bits;
 use std::path::{Path, PathBuf};
 
 /// A file or folder of the repository.
@@ -34,16 +34,8 @@ pub fn bundle(checkpoint: &Path, target: &Path, bits: u32) {
 
 /// Conversion to so many bits without calibration.
 pub fn plain_options(bits: u32) -> Options {
-    Options {
-        bits: Bits::new(f64::from(bits)).expect("a number of bits"),
-        head_bits: None,
-        code: Code::Trellis,
-        calibration: Vec::new(),
-        calibration_text: String::new(),
-        sequential: None,
-        keep: true,
-        source: Provenance { name: "test".into(), revision: None },
-    }
+    let bits = Bits::new(f64::from(bits)).expect("a number of bits");
+    Options::plain(bits, Provenance { name: "test".into(), revision: None })
 }
 
 /// Opens a bundle at an instruction-set level.

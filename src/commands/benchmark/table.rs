@@ -2,6 +2,7 @@
 
 use super::report::{Measurement, Report};
 use crate::commands::machine::{Sensors, size};
+use crate::commands::terminal;
 use std::fmt::Write;
 
 /// Lines of facts, then tables.
@@ -12,7 +13,7 @@ pub fn text(report: &Report) -> String {
     }
     for table in tables(report) {
         text.push('\n');
-        text += &columns(&table);
+        text += &terminal::columns(&table);
     }
     text
 }
@@ -204,22 +205,6 @@ fn number(x: f64) -> String {
         _ => 3,
     };
     format!("{x:.digits$}")
-}
-
-/// Lines of cells as text; the first column to the left, the others to the right.
-fn columns(lines: &[Vec<String>]) -> String {
-    let width = |at: usize| lines.iter().filter_map(|line| line.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
-    let mut text = String::new();
-    for line in lines {
-        let cell = |(at, cell): (usize, &String)| match at {
-            0 => format!("{cell:<0$}", width(at)),
-            _ => format!("{cell:>0$}", width(at)),
-        };
-        let cells: Vec<String> = line.iter().enumerate().map(cell).collect();
-        text += cells.join("  ").trim_end();
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::Subject;
 use super::tasks::{Flips, Habits, Score};
+use crate::commands::terminal;
 use cactus::engine::evaluate::Summary;
 use cactus::engine::evaluate::metrics::Interval;
 use cactus::error::{Error, Result};
@@ -87,7 +88,7 @@ pub fn table(rows: &[Row]) -> String {
         let _ = writeln!(text, "against {} ({:.2} bits a weight)", reference.name, reference.bits_per_weight);
     }
     if rows.iter().any(|row| row.summary.is_some()) {
-        text += &columns(&likeness(rows));
+        text += &terminal::columns(&likeness(rows));
     }
     for (is_there, lines) in [
         (rows.iter().any(|row| row.score.as_ref().is_some_and(|score| score.accuracy.is_some())), answers(rows)),
@@ -97,7 +98,7 @@ pub fn table(rows: &[Row]) -> String {
             if text.contains("model") {
                 text.push('\n');
             }
-            text += &columns(&lines);
+            text += &terminal::columns(&lines);
         }
     }
     text
@@ -198,22 +199,4 @@ fn interval(interval: Option<Interval>, number: impl Fn(f64) -> String) -> Strin
 
 fn percent(share: f64) -> String {
     format!("{:.2} %", 100.0 * share)
-}
-
-/// Lines of cells as text; the first column to the left, the others to the right.
-fn columns(lines: &[Vec<String>]) -> String {
-    let count = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |at: usize| lines.iter().filter_map(|line| line.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..count).map(width).collect();
-    let mut text = String::new();
-    for line in lines {
-        let cell = |(at, cell): (usize, &String)| match at {
-            0 => format!("{cell:<0$}", widths[0]),
-            _ => format!("{cell:>0$}", widths[at]),
-        };
-        let cells: Vec<String> = line.iter().enumerate().map(cell).collect();
-        text += cells.join("  ").trim_end();
-        text.push('\n');
-    }
-    text
 }
