@@ -2,12 +2,15 @@
 //! `golden/README.md`.
 
 use crate::support::{argmax, as_gguf, bundle, engine, relative, source};
-use cactus::engine::Engine;
+use cactus::engine::generate::generate;
+use cactus::engine::sampler::Sampling;
+use cactus::engine::{Engine, Request};
 use cactus::graph::{Feed, reference};
 use cactus::kernels::Level;
 use cactus::model::decoder::{self, Logits};
 use cactus::model::spec::Mixer;
 use safetensors::{SafeTensors, tensor::Dtype};
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -208,4 +211,31 @@ fn quantised_weights_stay_close() {
             assert!(cosine >= limit, "{model} at {bits} bits: cosine {cosine}");
         });
     }
+}
+
+/// Checking guesses several at a time gives the tokens that one at a time give, and their probabilities bit for bit.
+#[test]
+fn guesses_change_nothing() {
+    let guessed = Cell::new(0);
+    with_each(4, |model, golden, path| {
+        let engine = engine(path, Level::best(None));
+        let prompt: Vec<u32> = golden.ids.iter().cycle().take(40).copied().collect();
+        for temperature in [0.0, 0.3, 1.0] {
+            let answer = |draft: bool| {
+                let sampling = Sampling { temperature, seed: 5, repetition_penalty: 1.05, ..Default::default() };
+                let request = Request { sampling, max_tokens: 120, stops: Vec::new(), ignore_end: true, draft };
+                let mut session = engine.session();
+                let answer = generate(&mut session, &prompt, &request, &mut |_| {}, &|| false).expect("an answer");
+                (answer, session.ids().to_vec())
+            };
+            let ((with, session), (without, plain_session)) = (answer(true), answer(false));
+            assert_eq!(with.ids, without.ids, "{model} at temperature {temperature}");
+            assert_eq!(with.logprobs, without.logprobs, "{model} at temperature {temperature}");
+            assert_eq!((with.finish, with.text), (without.finish, without.text), "{model}");
+            assert_eq!(session, plain_session, "{model}");
+            assert_eq!(without.drafted_tokens, 0);
+            guessed.set(guessed.get() + with.drafted_tokens);
+        }
+    });
+    assert!(guessed.get() > 0, "no guess was right");
 }

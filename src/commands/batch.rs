@@ -358,6 +358,7 @@ mod tests {
             max_tokens: 9,
             stops: vec!["x".into()],
             ignore_end: false,
+            draft: true,
         }
     }
 

@@ -106,6 +106,10 @@ pub struct SamplingArgs {
     /// Ends the answer; may be given several times
     #[arg(long)]
     pub stop: Vec<String>,
+    /// Do not guess tokens from earlier text and check several at once. Answers are the same, but slower where they
+    /// repeat what stands before them
+    #[arg(long)]
+    pub no_draft: bool,
 }
 
 impl SamplingArgs {
@@ -126,7 +130,7 @@ impl SamplingArgs {
             return Err(Error::usage("an empty stop text would end every answer at once"));
         }
         let max_tokens = self.max_tokens.or_else(|| set.whole(Key::MaxTokens).map(|n| n as usize)).unwrap_or(1024);
-        Ok(Request { sampling, max_tokens, stops: self.stop.clone(), ignore_end: false })
+        Ok(Request { sampling, max_tokens, stops: self.stop.clone(), ignore_end: false, draft: !self.no_draft })
     }
 }
 

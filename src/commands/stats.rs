@@ -22,6 +22,7 @@ struct Tally {
     prompt: usize,
     reused: usize,
     generated: usize,
+    drafted: usize,
     first_token_ms: f64,
     total_ms: f64,
 }
@@ -48,6 +49,7 @@ impl Stats {
             prompt: answer.prompt_tokens,
             reused: answer.reused_tokens,
             generated: answer.ids.len(),
+            drafted: answer.drafted_tokens,
             first_token_ms: answer.first_token_ms,
             total_ms: answer.total_ms,
         });
@@ -69,7 +71,7 @@ impl Stats {
             "stats: load         {:.1} ms (find {:.1}, open {:.1}, tokenizer {:.1}, plan {:.1})\n\
              stats: first token  {prefill_ms:.1} ms, {:.1} ms after the start of the program\n\
              stats: prefill      {run} tokens, {:.1} tokens/s ({} more known from before)\n\
-             stats: decode       {decoded} tokens, {:.1} tokens/s\n\
+             stats: decode       {decoded} tokens, {:.1} tokens/s ({} guessed)\n\
              stats: total        {total_ms:.1} ms for {} answer(s), {} threads, {} kernels\n\
              stats: peak memory  {peak}",
             self.found_ms + times.open_ms + times.tokenizer_ms + times.plan_ms,
@@ -81,6 +83,7 @@ impl Stats {
             per_second(run, prefill_ms),
             sum(|t| t.reused),
             per_second(decoded, total_ms - prefill_ms),
+            sum(|t| t.drafted),
             self.answers.len(),
             engine.threads(),
             engine.level(),

@@ -2,7 +2,7 @@ use super::*;
 use crate::engine::sampler::Sampling;
 
 fn settings() -> Settings {
-    let request = Request { sampling: Sampling::default(), max_tokens: 100, stops: Vec::new(), ignore_end: false };
+    let request = Request { sampling: Sampling::default(), max_tokens: 100, stops: Vec::new(), ignore_end: false, draft: true };
     Settings { request, think: Think::Auto, overflow: Overflow::Ask }
 }
 

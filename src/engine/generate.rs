@@ -1,6 +1,7 @@
 //! From prompt ids to an answer.
 
 use super::confidence::Confidence;
+use super::draft::Draft;
 use super::sampler::{Sampler, Sampling};
 use super::session::Session;
 use super::stream::TextStream;
@@ -18,6 +19,8 @@ pub struct Request {
     pub stops: Vec<String>,
     /// Go on after end-of-text tokens (for comparisons and benchmarks).
     pub ignore_end: bool,
+    /// Check guesses from the text so far several at a time, see [`super::draft`]. The answer is the same.
+    pub draft: bool,
 }
 
 /// Why an answer ended.
@@ -51,6 +54,8 @@ pub struct Answer {
     pub prompt_tokens: usize,
     /// Prompt tokens that were still known from before.
     pub reused_tokens: usize,
+    /// Answer tokens that were guessed before they were chosen.
+    pub drafted_tokens: usize,
     /// From the call to the first token.
     pub first_token_ms: f64,
     pub total_ms: f64,
@@ -110,6 +115,7 @@ pub fn generate(
         confidence: None,
         prompt_tokens: prompt.len(),
         reused_tokens: 0,
+        drafted_tokens: 0,
         first_token_ms: 0.0,
         total_ms: 0.0,
     };
@@ -123,9 +129,11 @@ pub fn generate(
         Err(e) => return Err(e),
     };
     answer.reused_tokens = fed.reused;
-    let mut logits = fed.logits;
+    let mut draft = request.draft.then(Draft::default);
+    // Tokens that were run behind the last certain one, how many of them were chosen, and how long it took.
+    let (mut guess, mut held, mut seconds): (Vec<u32>, usize, f64) = (Vec::new(), 0, 0.0);
     while answer.ids.len() < request.max_tokens {
-        let choice = sampler.sample(logits, &recent);
+        let choice = sampler.sample(session.logits(held), &recent);
         if answer.ids.is_empty() {
             answer.first_token_ms = ms(begin);
         }
@@ -153,12 +161,32 @@ pub fn generate(
         if answer.ids.len() == request.max_tokens {
             break;
         }
-        if session.ids().len() == engine.context() {
+        let known = recent.len() - 1;
+        if known == engine.context() {
             answer.finish = Finish::Context;
             break;
         }
-        logits = session.step(choice.id)?;
+        if guess.get(held) == Some(&choice.id) {
+            held += 1;
+            answer.drafted_tokens += 1;
+            continue;
+        }
+        session.truncate(known);
+        if let Some(draft) = &mut draft {
+            if seconds > 0.0 {
+                draft.learn(held, seconds);
+            }
+            let room = (engine.context() - recent.len()).min(request.max_tokens - answer.ids.len() - 1);
+            guess.clear();
+            guess.extend_from_slice(draft.guess(&recent, room));
+        }
+        held = 0;
+        let begin = Instant::now();
+        session.run_ahead(choice.id, &guess)?;
+        seconds = begin.elapsed().as_secs_f64();
     }
+    // Guesses that nobody chose are forgotten.
+    session.truncate(recent.len() - usize::from(!answer.ids.is_empty()));
     let rest = stream.finish();
     if !rest.is_empty() {
         on_text(&rest);

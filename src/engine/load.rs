@@ -1,6 +1,7 @@
 //! Opening a bundle for use.
 
 use super::chat::ChatTemplate;
+use super::draft::LONGEST;
 use super::session::Session;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
@@ -42,6 +43,8 @@ pub struct Engine {
     pub(super) prefill: Plan,
     /// One token.
     pub(super) decode: Plan,
+    /// A token and guesses of what follows, logits of all.
+    pub(super) check: Plan,
     level: Level,
     context: usize,
     cache: CacheFormat,
@@ -66,7 +69,7 @@ pub struct Footprint {
     pub weights: u64,
     /// Keys and values of a full context.
     pub cache: u64,
-    /// Working memory of the two plans.
+    /// Working memory of the plans.
     pub arena: u64,
 }
 
@@ -103,11 +106,13 @@ impl Engine {
         let graph = decoder::graph(spec, Logits::Last, &|name| bundle.weight(name))?;
         let plan = |tokens| Plan::new(&graph, level, tokens, pool.threads());
         let (prefill, decode) = (plan(PREFILL.min(context))?, plan(1)?);
+        let every = decoder::graph(spec, Logits::All, &|name| bundle.weight(name))?;
+        let check = Plan::new(&every, level, (LONGEST + 1).min(context), pool.threads())?;
         let exact = bundle.manifest.quantiser.bits >= Bits::EIGHT;
         let cache = options.cache.unwrap_or(if exact { CacheFormat::F16 } else { CacheFormat::Int8 });
         let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
         let times = LoadTimes { open_ms: ms(begin, opened), tokenizer_ms: ms(opened, read), plan_ms: ms(read, Instant::now()) };
-        Ok(Engine { prefill, decode, bundle, tokenizer, template, pool, level, context, cache, times })
+        Ok(Engine { prefill, decode, check, bundle, tokenizer, template, pool, level, context, cache, times })
     }
 
     /// A fresh session.
@@ -176,7 +181,7 @@ impl Engine {
         Footprint {
             weights: self.bundle.bytes().len() as u64,
             cache: position.saturating_mul(self.context as u64),
-            arena: (self.prefill.bytes() + self.decode.bytes()) as u64,
+            arena: [&self.prefill, &self.decode, &self.check].map(|plan| plan.bytes() as u64).iter().sum(),
         }
     }
 

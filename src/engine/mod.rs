@@ -5,6 +5,7 @@ pub mod calibration_text;
 pub mod chat;
 pub mod confidence;
 pub mod conversation;
+pub mod draft;
 pub mod evaluate;
 pub mod generate;
 pub mod load;

@@ -1,8 +1,9 @@
 //! One timeline: the token ids that were run and what the model remembers of them.
 
+use super::draft;
 use super::load::Engine;
 use crate::error::{Error, Kind, Result};
-use crate::graph::{Buffers, Feed, Plan, Profile, Run, State};
+use crate::graph::{Buffers, Feed, Profile, Run, State};
 
 /// A sequence being continued.
 pub struct Session<'e> {
@@ -11,8 +12,19 @@ pub struct Session<'e> {
     state: State,
     prefill: Buffers,
     decode: Buffers,
+    /// Made when the first guess is checked.
+    check: Option<Buffers>,
+    last: Last,
     /// Times of the steps since it was set.
     pub profile: Option<Profile>,
+}
+
+/// The plan that ran last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    Prefill,
+    Decode,
+    Check,
 }
 
 /// What [`Session::feed`] did.
@@ -31,6 +43,8 @@ impl<'e> Session<'e> {
             state: engine.prefill.state(engine.context(), engine.cache_format()),
             prefill: engine.prefill.buffers(),
             decode: engine.decode.buffers(),
+            check: None,
+            last: Last::Decode,
             profile: None,
         }
     }
@@ -63,29 +77,45 @@ impl<'e> Session<'e> {
         // The last id is run again if need be, because its logits are wanted.
         let reused = same.min(ids.len() - 1);
         self.truncate(reused);
-        let mut one = false;
         for piece in ids[reused..].chunks(self.engine.prefill.max_tokens()) {
-            one = piece.len() == 1;
-            if !self.run(piece, one, stopped) {
+            let plan = if piece.len() == 1 { Last::Decode } else { Last::Prefill };
+            if !self.run(piece, plan, stopped) {
                 return Err(Error::new(Kind::Interrupted, "interrupted"));
             }
         }
-        let logits = if one {
-            self.engine.decode.output_mut(&mut self.decode, 0)
-        } else {
-            self.engine.prefill.output_mut(&mut self.prefill, 0)
-        };
-        Ok(Fed { logits, reused })
+        Ok(Fed { logits: self.logits(0), reused })
     }
 
     /// Runs one more id, which must be in the vocabulary and fit the context.
     pub fn step(&mut self, id: u32) -> Result<&mut [f32]> {
-        self.engine.check_ids(&[id])?;
-        if self.ids.len() >= self.engine.context() {
+        self.run_ahead(id, &[])?;
+        Ok(self.logits(0))
+    }
+
+    /// As [`step`](Self::step), and ids (at most [`draft::LONGEST`]) that may follow it: then
+    /// [`logits`](Self::logits) has a row after each of them.
+    pub(super) fn run_ahead(&mut self, id: u32, guess: &[u32]) -> Result<()> {
+        let mut ids = [id; draft::LONGEST + 1];
+        let ids = &mut ids[..=guess.len()];
+        ids[1..].copy_from_slice(guess);
+        self.engine.check_ids(ids)?;
+        if self.ids.len() + ids.len() > self.engine.context() {
             return Err(Error::usage(format!("the context of {} tokens is full", self.engine.context())));
         }
-        self.run(&[id], true, &|| false);
-        Ok(self.engine.decode.output_mut(&mut self.decode, 0))
+        self.run(ids, if guess.is_empty() { Last::Decode } else { Last::Check }, &|| false);
+        Ok(())
+    }
+
+    /// A row of logits of the last run; there is one but after [`run_ahead`](Self::run_ahead). The caller may change them.
+    pub(super) fn logits(&mut self, row: usize) -> &mut [f32] {
+        let engine = self.engine;
+        let vocab = engine.vocab();
+        let logits = match self.last {
+            Last::Prefill => engine.prefill.output_mut(&mut self.prefill, 0),
+            Last::Decode => engine.decode.output_mut(&mut self.decode, 0),
+            Last::Check => engine.check.output_mut(self.check.get_or_insert_with(|| engine.check.buffers()), 0),
+        };
+        &mut logits[row * vocab..][..vocab]
     }
 
     /// Forgets everything from position `len` on.
@@ -95,10 +125,14 @@ impl<'e> Session<'e> {
     }
 
     /// False if it was stopped; then the session is as it was.
-    fn run(&mut self, ids: &[u32], one: bool, stopped: &dyn Fn() -> bool) -> bool {
+    fn run(&mut self, ids: &[u32], plan: Last, stopped: &dyn Fn() -> bool) -> bool {
         let engine = self.engine;
-        let (plan, buffers): (&Plan, _) =
-            if one { (&engine.decode, &mut self.decode) } else { (&engine.prefill, &mut self.prefill) };
+        self.last = plan;
+        let (plan, buffers) = match plan {
+            Last::Prefill => (&engine.prefill, &mut self.prefill),
+            Last::Decode => (&engine.decode, &mut self.decode),
+            Last::Check => (&engine.check, self.check.get_or_insert_with(|| engine.check.buffers())),
+        };
         let run = Run {
             weights: engine.bundle.bytes(),
             feed: Feed::Ids(ids),

@@ -216,6 +216,7 @@ pub fn answer(session: &mut Session, task: &Task, manner: &Manner, stopped: &dyn
         max_tokens: task.max_tokens.unwrap_or(manner.max_tokens),
         stops: task.stops.clone(),
         ignore_end: false,
+        draft: true,
     };
     let said = generate_parts(session, &prompt, &request, &mut |_| {}, stopped)?;
     if said.finish == Finish::Interrupted {
