@@ -73,6 +73,17 @@ impl Graph {
         NodeId(self.nodes.len() - 1)
     }
 
+    /// The part of a matrix in parts that holds a row, and its number there.
+    pub(super) fn row_of(&self, parts: &[WeightId], mut row: usize) -> (&Weight, usize) {
+        for part in parts.iter().map(|part| &self.weights[part.0]) {
+            if row < part.rows {
+                return (part, row);
+            }
+            row -= part.rows;
+        }
+        panic!("a row past the end of a table")
+    }
+
     fn rows(&self, node: NodeId) -> Rows {
         self.nodes[node.0].value.rows
     }
@@ -86,9 +97,19 @@ impl Graph {
         Err(mismatch(&format!("{} is {} [{}, {}], needed is f32 [1, {cols}]", w.name, w.format, w.rows, w.cols)))
     }
 
-    pub fn embed(&mut self, table: WeightId) -> Result<NodeId> {
-        let cols = self.weights[table.0].cols;
-        Ok(self.push(Op::Embed { table }, &[], Rows::Tokens, cols))
+    pub fn embed(&mut self, parts: &[WeightId]) -> Result<NodeId> {
+        let cols = self.parts(parts)?.1;
+        Ok(self.push(Op::Embed { parts: parts.to_vec() }, &[], Rows::Tokens, cols))
+    }
+
+    /// Rows and columns of a matrix in parts.
+    fn parts(&self, parts: &[WeightId]) -> Result<(usize, usize)> {
+        let weights = || parts.iter().map(|part| &self.weights[part.0]);
+        let cols = weights().next().map_or(0, |w| w.cols);
+        match weights().find(|w| w.cols != cols) {
+            Some(other) => Err(mismatch(&format!("{} has {} columns, the part before it {cols}", other.name, other.cols))),
+            None => Ok((weights().map(|w| w.rows).sum(), cols)),
+        }
     }
 
     /// Rows of `cols` values that every run gets as [`Feed::Rows`](super::Feed::Rows).
@@ -126,20 +147,34 @@ impl Graph {
         if let Some(bias) = bias {
             self.vector(bias, out)?;
         }
-        let rows = self.rows(x);
-        let input = match layout {
-            None => x,
-            Some(layout) => match self.rotated.get(&(x, layout.rotated())) {
-                Some(&rotated) => rotated,
-                None => {
-                    let rotated = self.push(Op::Rotate, &[x], rows, layout.cols);
-                    self.nodes[rotated.0].value.rotated = Some(layout);
-                    self.rotated.insert((x, layout.rotated()), rotated);
-                    rotated
-                }
-            },
+        let input = layout.map_or(x, |layout| self.rotate(x, layout));
+        Ok(self.push(Op::MatMul { weight, bias }, &[input], self.rows(x), out))
+    }
+
+    /// The int8 form of a value for matrices of this kind.
+    fn rotate(&mut self, x: NodeId, layout: CqLayout) -> NodeId {
+        if let Some(&rotated) = self.rotated.get(&(x, layout.rotated())) {
+            return rotated;
+        }
+        let rotated = self.push(Op::Rotate, &[x], self.rows(x), layout.cols);
+        self.nodes[rotated.0].value.rotated = Some(layout);
+        self.rotated.insert((x, layout.rotated()), rotated);
+        rotated
+    }
+
+    /// `x W^T` for a matrix in parts, one below the other. Several parts must be quantised and rotated.
+    pub fn matmul_parts(&mut self, x: NodeId, parts: &[WeightId]) -> Result<NodeId> {
+        if let [whole] = parts {
+            return self.matmul(x, *whole, None);
+        }
+        let (rows, cols) = self.parts(parts)?;
+        let layouts: Option<Vec<CqLayout>> =
+            parts.iter().map(|part| self.weights[part.0].layout().filter(CqLayout::rotated)).collect();
+        let Some(layout) = layouts.and_then(|all| all.first().copied()).filter(|_| cols == self.cols(x)) else {
+            return Err(mismatch(&format!("a matrix in {} parts and {} columns of input", parts.len(), self.cols(x))));
         };
-        Ok(self.push(Op::MatMul { weight, bias }, &[input], rows, out))
+        let input = self.rotate(x, layout);
+        Ok(self.push(Op::MatMulParts { parts: parts.to_vec() }, &[input], self.rows(x), rows))
     }
 
     /// Cosines and sines for the current positions.

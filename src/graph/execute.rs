@@ -4,6 +4,7 @@ use super::op::Op;
 use super::plan::{Buffers, Place, Plan, rotated_parts};
 use super::profile::Profile;
 use super::state::State;
+use crate::kernels::matmul_quant::Columns;
 use crate::kernels::rotate::Rotated;
 use crate::kernels::threads::Pool;
 use crate::kernels::{Heads, rope};
@@ -64,7 +65,7 @@ impl Plan {
             let begin = run.profile.as_ref().map(|_| std::time::Instant::now());
             self.step(step, &mut run);
             if let (Some(begin), Some(profile)) = (begin, run.profile.as_mut()) {
-                let kind = match step.op {
+                let kind = match &step.op {
                     Op::MatMul { weight, .. } => {
                         let name = &self.graph.weights[weight.0].name;
                         let part = name.strip_prefix("layers.").and_then(|n| n.split_once('.')).map_or(name.as_str(), |n| n.1);
@@ -91,11 +92,11 @@ impl Plan {
         let input = |i: usize| inputs.get(step.inputs[i].range(tokens));
         let cols = step.output.value.cols;
         match &step.op {
-            Op::Embed { table } => {
-                let table = weight(*table);
+            Op::Embed { parts } => {
                 let Feed::Ids(ids) = run.feed else { panic!("this graph starts from token ids") };
                 for (id, out) in ids.iter().zip(out.chunks_exact_mut(cols)) {
-                    table.row(weights, *id as usize, out);
+                    let (part, row) = self.graph.row_of(parts, *id as usize);
+                    part.row(weights, row, out);
                 }
             }
             Op::Rows => {
@@ -123,9 +124,20 @@ impl Plan {
                 match w.layout() {
                     Some(layout) => {
                         let x = rotated(input(0), &step.inputs[0], tokens);
+                        let out = Columns::all(out, w.rows);
                         kernels.matmul_quant.run(pool, &layout, w.bytes(weights), x, bias, out, scratch)
                     }
                     None => kernels.matmul_float.run(pool, w.float(weights), w.rows, input(0), bias, out),
+                }
+            }
+            Op::MatMulParts { parts } => {
+                let x = rotated(input(0), &step.inputs[0], tokens);
+                let mut first = 0;
+                for part in parts.iter().map(|part| weight(*part)) {
+                    let layout = part.layout().expect("the builder takes quantised parts only");
+                    let out = Columns { values: &mut *out, first, stride: cols };
+                    kernels.matmul_quant.run(pool, &layout, part.bytes(weights), x, None, out, scratch);
+                    first += part.rows;
                 }
             }
             Op::RopeAngles { rope } => {

@@ -23,9 +23,9 @@ pub struct RopeTable {
 /// What a node computes. All values are `[rows, cols]`, one row a token unless [`Op::LastRow`] came before.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Rows of a table for the token ids.
+    /// Rows of a table for the token ids; its parts stand one below the other.
     Embed {
-        table: WeightId,
+        parts: Vec<WeightId>,
     },
     /// Rows that the caller gives instead of token ids.
     Rows,
@@ -47,6 +47,10 @@ pub enum Op {
     MatMul {
         weight: WeightId,
         bias: Option<WeightId>,
+    },
+    /// `x W^T` for a matrix in parts, one below the other.
+    MatMulParts {
+        parts: Vec<WeightId>,
     },
     /// Cosines and sines of the positions of the tokens, for rotary table `rope`.
     RopeAngles {
@@ -88,7 +92,7 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::HeadNorm { .. } => "head_norm",
             Op::Rotate => "rotate",
-            Op::MatMul { .. } => "matmul",
+            Op::MatMul { .. } | Op::MatMulParts { .. } => "matmul",
             Op::RopeAngles { .. } => "rope_angles",
             Op::Rope { .. } => "rope",
             Op::Attention { .. } => "attention",

@@ -220,16 +220,14 @@ impl Plan {
             self.scratch / 1024
         );
         for (i, step) in self.steps.iter().enumerate() {
-            let weight = match step.op {
-                Op::MatMul { weight, .. }
-                | Op::Embed { table: weight }
-                | Op::RmsNorm { weight, .. }
-                | Op::HeadNorm { weight, .. } => {
-                    let w = &self.graph.weights[weight.0];
-                    format!("{} {} {} bytes", w.name, w.format, w.range.len())
-                }
-                _ => String::new(),
+            let weights = match &step.op {
+                Op::MatMul { weight, .. } | Op::RmsNorm { weight, .. } | Op::HeadNorm { weight, .. } => std::slice::from_ref(weight),
+                Op::Embed { parts } | Op::MatMulParts { parts } => parts,
+                _ => &[],
             };
+            let weights = weights.iter().map(|weight| &self.graph.weights[weight.0]);
+            let weights: Vec<String> = weights.map(|w| format!("{} {} {} bytes", w.name, w.format, w.range.len())).collect();
+            let weight = weights.join(", ");
             let rows = if step.output.value.rows == Rows::Tokens { "T" } else { "1" };
             let place = step.output.offset * 4;
             let _ = writeln!(text, "{i:4} {:11} [{rows}, {:5}] @{place:<8} {weight}", step.op.name(), step.output.value.cols);

@@ -2,9 +2,25 @@
 
 use super::build::{Graph, Rows};
 use super::execute::Feed;
-use super::op::Op;
+use super::op::{Op, WeightId};
 use crate::kernels::attention::AttentionShape;
 use crate::kernels::elementwise::Act;
+
+/// `x W^T (+ bias)` for a matrix in parts.
+fn product(graph: &Graph, weights: &[u8], parts: &[WeightId], x: &[f64], bias: Option<&[f32]>) -> Vec<f64> {
+    let parts = || parts.iter().map(|part| &graph.weights[part.0]);
+    let (rows, width) = (parts().map(|w| w.rows).sum::<usize>(), parts().next().map_or(1, |w| w.cols));
+    let mut out = vec![0.0; x.len() / width * rows];
+    let mut row = vec![0.0f32; width];
+    for (i, (w, r)) in parts().flat_map(|w| (0..w.rows).map(move |r| (w, r))).enumerate() {
+        w.row(weights, r, &mut row);
+        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(rows)) {
+            let sum: f64 = x.iter().zip(&row).map(|(x, w)| x * f64::from(*w)).sum();
+            out[i] = sum + bias.map_or(0.0, |b| f64::from(b[i]));
+        }
+    }
+    out
+}
 
 /// Runs `graph` over a whole sequence from position 0 and returns every output, row after row.
 pub fn run(graph: &Graph, weights: &[u8], feed: Feed) -> Vec<Vec<f64>> {
@@ -13,15 +29,15 @@ pub fn run(graph: &Graph, weights: &[u8], feed: Feed) -> Vec<Vec<f64>> {
     for node in &graph.nodes {
         let cols = node.value.cols;
         let input = |i: usize| values[node.inputs[i].0].as_slice();
-        let vector = |id: super::WeightId| graph.weights[id.0].f32(weights);
-        let rows = if node.value.rows == Rows::Tokens { tokens } else { 1 };
+        let vector = |id: WeightId| graph.weights[id.0].f32(weights);
         let value: Vec<f64> = match &node.op {
-            Op::Embed { table } => {
+            Op::Embed { parts } => {
                 let mut row = vec![0.0f32; cols];
                 let mut out = Vec::new();
                 let Feed::Ids(ids) = feed else { panic!("this graph starts from token ids") };
                 for id in ids {
-                    graph.weights[table.0].row(weights, *id as usize, &mut row);
+                    let (part, at) = graph.row_of(parts, *id as usize);
+                    part.row(weights, at, &mut row);
                     out.extend(row.iter().map(|x| f64::from(*x)));
                 }
                 out
@@ -44,20 +60,8 @@ pub fn run(graph: &Graph, weights: &[u8], feed: Feed) -> Vec<Vec<f64>> {
             }
             // Only a storage form of its input.
             Op::Rotate => input(0).to_vec(),
-            Op::MatMul { weight, bias } => {
-                let w = &graph.weights[weight.0];
-                let bias = bias.map(vector);
-                let mut out = vec![0.0; rows * cols];
-                let mut row = vec![0.0f32; w.cols];
-                for r in 0..w.rows {
-                    w.row(weights, r, &mut row);
-                    for (t, x) in input(0).chunks_exact(w.cols).enumerate() {
-                        let sum: f64 = x.iter().zip(&row).map(|(x, w)| x * f64::from(*w)).sum();
-                        out[t * cols + r] = sum + bias.map_or(0.0, |b| f64::from(b[r]));
-                    }
-                }
-                out
-            }
+            Op::MatMul { weight, bias } => product(graph, weights, &[*weight], input(0), bias.map(vector)),
+            Op::MatMulParts { parts } => product(graph, weights, parts, input(0), None),
             Op::RopeAngles { rope } => {
                 let table = &graph.ropes[*rope];
                 let scale = f64::from(table.scale);

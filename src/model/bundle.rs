@@ -85,6 +85,9 @@ pub struct TensorEntry {
     /// Checkpoint tensors whose rows it stacks, in row order; empty in bundles written without.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceShape>,
+    /// The row of the stack that it begins with, where it is a part of a table.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub first_row: usize,
     /// What Hugging Face checkpoints leave out of every value: 1 where they store `w` and mean `1 + w`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: f32,
@@ -95,6 +98,10 @@ pub struct TensorEntry {
 pub struct SourceShape {
     pub name: String,
     pub shape: Vec<usize>,
+}
+
+fn is_first(row: &usize) -> bool {
+    *row == 0
 }
 
 fn is_zero(value: &f32) -> bool {

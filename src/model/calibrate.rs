@@ -182,19 +182,19 @@ impl<'a> Calibration<'a> {
         Ok(moments.factors(DAMPING, &self.machine.kernel, &self.machine.pool))
     }
 
-    /// How the embedding was stored.
-    pub fn embedded(&mut self, format: Format, data: &[u8]) -> Result<()> {
-        if self.rounded.is_some() {
-            let embed = self.tensor("embed");
-            let mut memory = Memory::default();
-            let weight = memory.push("embed", data, embed.rows, embed.cols, format);
-            let residual = self.embed(|id, row| {
-                weight.row(memory.bytes(), id, row);
-                Ok(())
-            })?;
-            self.rounded = Some(Stream { residual, inputs: Vec::new() });
+    /// How the embedding, or a part of it, was stored.
+    pub fn embedded(&mut self, part: &TensorPlan, format: Format, data: &[u8]) {
+        let (dim, factor) = (self.plan.spec.dim, self.plan.spec.embed_scale);
+        let Some(rounded) = &mut self.rounded else { return };
+        rounded.residual.resize(self.original.residual.len(), 0.0);
+        let mut memory = Memory::default();
+        let weight = memory.push(&part.name, data, part.rows, part.cols, format);
+        for (&id, out) in self.texts.iter().flatten().zip(rounded.residual.chunks_exact_mut(dim)) {
+            if let Some(row) = (id as usize).checked_sub(part.first_row).filter(|row| *row < part.rows) {
+                weight.row(memory.bytes(), row, out);
+                out.iter_mut().for_each(|x| *x *= factor);
+            }
         }
-        Ok(())
     }
 
     /// Factors for a matrix, `None` for tensors that are not inputs of products in a layer. Matrices come in

@@ -8,6 +8,7 @@ use super::import::Checkpoint;
 use super::moments::Factors;
 use super::source::{grid, unquantised};
 use super::survey;
+use super::usage::Usage;
 use crate::error::{Error, Result};
 use crate::quant::allocate::{DISTORTION, Item, WIDTHS, allocate};
 use crate::quant::{Bits, Code, CqLayout, Format};
@@ -15,6 +16,8 @@ use std::collections::BTreeMap;
 
 /// What [`choose`] decides, tensor by tensor.
 pub struct Choice {
+    /// See [`ModelPlan::in_parts`]; the rest is of the plan with these parts.
+    pub parts: Vec<usize>,
     pub formats: Vec<Format>,
     /// Divergence that is expected from the tensor, where its bits were chosen by it; nats a token.
     pub expected: Vec<Option<f64>>,
@@ -53,7 +56,7 @@ pub fn choose(
     calibration: &mut Option<Calibration>,
     on_event: &mut dyn FnMut(Event) -> Result<()>,
 ) -> Result<Choice> {
-    let mut choice = Choice { formats: Vec::new(), expected: vec![None; plan.tensors.len()], table: None };
+    let mut choice = Choice { parts: Vec::new(), formats: Vec::new(), expected: vec![None; plan.tensors.len()], table: None };
     let uniform = options.bits.uniform();
     if uniform.is_none() && calibration.is_none() {
         return Err(Error::usage(format!("{} bits are a mixture, and finding it needs text to calibrate on", options.bits))
@@ -78,14 +81,35 @@ pub fn choose(
         _ => uniform_bits(tensor, options, calibration.is_some()).map(|bits| of_bits(bits, tensor)).transpose(),
     };
     let fixed: Vec<Option<Format>> = plan.tensors.iter().zip(kept).map(fixed).collect::<Result<_>>()?;
-    let free: Vec<usize> = (0..fixed.len()).filter(|i| fixed[*i].is_none()).collect();
     choice.formats = fixed.iter().map(|f| f.unwrap_or(Format::F32)).collect();
-    if free.is_empty() {
+    if fixed.iter().all(Option::is_some) {
         return Ok(choice);
     }
     on_event(Event::Stage("measuring how much each matrix matters"))?;
     let mut each = |work| on_event(Event::Advance(work));
-    let sensitivities = survey::sensitivities(checkpoint, plan, &options.calibration, &mut each)?;
+    let survey::Found { sensitivities, likely } = survey::survey(checkpoint, plan, &options.calibration, &mut each)?;
+    let mut looked_up = vec![0.0; plan.spec.vocab];
+    options.calibration.iter().flatten().for_each(|id| looked_up[*id as usize] += 1.0);
+    let usage = Usage::new(&looked_up, &likely);
+    let table = |tensor: &TensorPlan| matches!(tensor.role, Role::Embedding | Role::Head);
+    if plan.tensors.iter().zip(&fixed).all(|(tensor, fixed)| !table(tensor) || fixed.is_none()) {
+        choice.parts = usage.parts();
+    }
+    let whole = plan;
+    let plan = &whole.in_parts(&choice.parts);
+    // The first part of a table takes what was decided for the whole.
+    let mut of_whole = whole.tensors.iter().zip(fixed);
+    let mut now = None;
+    let mut fixed = Vec::new();
+    for tensor in &plan.tensors {
+        if tensor.first_row == 0 {
+            now = of_whole.next().and_then(|(_, fixed)| fixed);
+        }
+        fixed.push(now);
+    }
+    choice.formats = fixed.iter().map(|f| f.unwrap_or(Format::F32)).collect();
+    choice.expected = vec![None; plan.tensors.len()];
+    let free: Vec<usize> = (0..fixed.len()).filter(|i| fixed[*i].is_none()).collect();
     let weights: u64 = plan.tensors.iter().map(|t| (t.rows * t.cols) as u64).sum();
     let taken: usize = plan.tensors.iter().zip(&fixed).filter_map(|(t, f)| f.as_ref()?.bytes(t.rows, t.cols)).sum();
     let budget = (weights as f64 * options.bits.value() / 8.0) as u64;
@@ -95,14 +119,21 @@ pub fn choose(
         let candidates = candidates(options.code, tensor.rows, tensor.cols)?;
         let error = |name: &str| sensitivities.get(name).copied().unwrap_or(0.0) / survey::PROBE_DISTORTION;
         let gain = |name: &str| gains.get(name).copied().unwrap_or(1.0);
+        let (looked_up, given) = if table(tensor) { usage.of(tensor.first_row..tensor.first_row + tensor.rows) } else { (0.0, 0.0) };
         let error = match tensor.role {
             // Looking up is helped by nothing, the output by feedback.
-            Role::Embedding if plan.spec.tied => error("embed") + error("head") * gain("head"),
-            Role::Embedding => error("embed"),
+            Role::Embedding if plan.spec.tied => error("embed") * looked_up + error("head") * gain("head") * given,
+            Role::Embedding => error("embed") * looked_up,
+            Role::Head => error("head") * gain("head") * given,
             _ => error(&tensor.name) * gain(&tensor.name),
         };
         formats.push(candidates.map(|c| c.0));
-        items.push(Item { bytes: candidates.map(|c| c.1), cost: DISTORTION.map(|d| d * error) });
+        let mut cost = DISTORTION.map(|d| d * error);
+        if table(tensor) && options.bits.value() >= 2.0 {
+            // A token that no sample has must still be told from others.
+            cost[0] = f64::INFINITY;
+        }
+        items.push(Item { bytes: candidates.map(|c| c.1), cost });
     }
     let widths = allocate(&items, budget.saturating_sub(taken as u64)).ok_or_else(|| {
         let least: u64 = items.iter().map(|item| item.bytes[0]).sum::<u64>() + taken as u64;

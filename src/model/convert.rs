@@ -169,35 +169,40 @@ pub fn convert(
     options: &Options,
     on_event: &mut dyn FnMut(Event) -> Result<()>,
 ) -> Result<Report> {
-    let plan = families::plan(checkpoint)?;
-    plan.warnings.iter().try_for_each(|w| on_event(Event::Warning(w)))?;
+    let whole = families::plan(checkpoint)?;
+    whole.warnings.iter().try_for_each(|w| on_event(Event::Warning(w)))?;
     if target.exists() && !super::Bundle::is_bundle(target) {
         return Err(Error::usage(format!("{} exists and is no bundle; it will not be overwritten", target.display())));
     }
-    let kept = choice::kept(checkpoint, &plan, options, options.calibrated())?;
-    let rounded = options.calibrated() && any_rounded(&plan, &kept);
+    let kept = choice::kept(checkpoint, &whole, options, options.calibrated())?;
+    let rounded = options.calibrated() && any_rounded(&whole, &kept);
     let mut calibration = match rounded {
-        true => Some(Calibration::new(checkpoint, &plan, &options.calibration, options.sequential.is_some())?),
+        true => Some(Calibration::new(checkpoint, &whole, &options.calibration, options.sequential.is_some())?),
         false => None,
     };
-    let work = Work::new(&plan, options, &kept);
-    let mut start = |done: u64| on_event(Event::Start { work: work.total(), done });
-    let key = rounded.then(|| record::key(checkpoint, &plan, options));
+    let key = rounded.then(|| record::key(checkpoint, &whole, options));
     let resumed = match &key {
         Some(key) => Staging::take_over(target, |dir| Record::read(dir, key, bundle::WEIGHTS))?,
         None => None,
     };
-    let (staging, found, table) = match resumed {
+    let work = Work::new(&whole, options, &kept);
+    let (plan, work, staging, found, table) = match resumed {
         Some((staging, found)) => {
-            start(work.before(found.record.finished()))?;
-            (staging, found, None)
+            let plan = whole.in_parts(&found.record.parts);
+            let work = work.in_parts(&whole, &plan);
+            on_event(Event::Start { work: work.total(), done: work.before(found.record.finished()) })?;
+            (plan, work, staging, found, None)
         }
         None => {
-            start(0)?;
-            let Choice { formats, expected, table } = choose(checkpoint, &plan, options, &kept, &mut calibration, on_event)?;
+            on_event(Event::Start { work: work.total(), done: 0 })?;
+            let Choice { parts, formats, expected, table } =
+                choose(checkpoint, &whole, options, &kept, &mut calibration, on_event)?;
+            let plan = whole.in_parts(&parts);
+            let work = work.in_parts(&whole, &plan);
             let sizes = plan.tensors.iter().zip(&formats).map(|(t, f)| f.bytes(t.rows, t.cols).unwrap_or(usize::MAX) as u64);
             check_room(target, sizes.fold(0, u64::saturating_add), "the converted model")?;
-            (Staging::create(target)?, Found::new(Record::new(key.as_deref().unwrap_or(""), formats, expected)), table)
+            let record = Record::new(key.as_deref().unwrap_or(""), parts, formats, expected);
+            (plan, work, Staging::create(target)?, Found::new(record), table)
         }
     };
     let job = Job { checkpoint, plan: &plan, options, work: &work, staging: &staging };
@@ -252,6 +257,7 @@ impl Job<'_> {
         if out.bytes == 0 {
             out.write(&header(&plan.tensors, &record.formats)?)?;
         }
+        let mut factors = None;
         for (i, tensor) in plan.tensors.iter().enumerate().skip(record.finished()) {
             let (format, (to_calibrate, to_round)) = (record.formats[i], work.tensors[i]);
             if last_rounded.is_none_or(|last| i > last) {
@@ -265,8 +271,13 @@ impl Job<'_> {
                 out.flush()?;
                 record.write(dir, out.bytes, &out.hash, &calibration.streams()?)?;
             }
-            let mut factors = None;
-            if let (Some(calibration), Some(layout)) = (&mut calibration, CqLayout::new(format, tensor.rows, tensor.cols)) {
+            // Those of a table serve all of its parts.
+            if tensor.role != Role::Embedding && tensor.first_row == 0 {
+                factors = None;
+            }
+            if let (Some(calibration), Some(layout)) = (&mut calibration, CqLayout::new(format, tensor.rows, tensor.cols))
+                && tensor.first_row == 0
+            {
                 factors = match tensor.role {
                     Role::Embedding => table.take(),
                     _ if !layout.rotated() => {
@@ -288,7 +299,7 @@ impl Job<'_> {
             out.align()?;
             if let (Some(calibration), Some(kept)) = (&mut calibration, kept) {
                 match tensor.role {
-                    Role::Embedding => calibration.embedded(format, &kept)?,
+                    Role::Embedding => calibration.embedded(tensor, format, &kept),
                     Role::Matrix => calibration.stored(tensor, format, &kept),
                     Role::Head | Role::Vector => {}
                 }
@@ -323,6 +334,7 @@ impl Job<'_> {
             cols: t.cols,
             relative_error: t.error.relative(),
             sources: source_shapes(from, checkpoint),
+            first_row: from.first_row,
             left_out: from.left_out,
         };
         let scalar = |f: Format| f.is_quantised() && f.bits() <= 4 && f.code() == Code::Scalar;

@@ -21,8 +21,8 @@ pub type Find<'a> = &'a dyn Fn(&str) -> Result<Weight>;
 pub fn graph(spec: &Decoder, logits: Logits, find: Find) -> Result<Graph> {
     let mut g = Graph::default();
     let angles = angles(&mut g, spec);
-    let embed = g.weight(find("embed")?);
-    let mut x = g.embed(embed)?;
+    let embed = table(&mut g, spec, "embed", find)?;
+    let mut x = g.embed(&embed)?;
     if spec.embed_scale != 1.0 {
         x = g.scale(x, spec.embed_scale);
     }
@@ -32,9 +32,17 @@ pub fn graph(spec: &Decoder, logits: Logits, find: Find) -> Result<Graph> {
     if logits == Logits::Last {
         x = g.last_row(x);
     }
-    let head = if spec.tied { embed } else { g.weight(find("head")?) };
-    add_head(&mut g, spec, x, head, find)?;
+    let head = if spec.tied { embed } else { table(&mut g, spec, "head", find)? };
+    add_head(&mut g, spec, x, &head, find)?;
     Ok(g)
+}
+
+/// The parts of the embedding table or of the head.
+fn table(g: &mut Graph, spec: &Decoder, name: &str, find: Find) -> Result<Vec<WeightId>> {
+    if spec.table_parts.is_empty() {
+        return Ok(vec![g.weight(find(name)?)]);
+    }
+    (0..=spec.table_parts.len()).map(|i| Ok(g.weight(find(&format!("{name}.{i}"))?))).collect()
 }
 
 /// Part of a layer. In order: the residual stream goes through [`Piece::AttentionNorm`] to [`Piece::Out`] and
@@ -69,16 +77,16 @@ pub fn layer_graph(spec: &Decoder, i: usize, find: Find) -> Result<Graph> {
 pub fn head_graph(spec: &Decoder, find: Find) -> Result<Graph> {
     let mut g = Graph::default();
     let x = g.rows_input(spec.dim);
-    let head = g.weight(find(if spec.tied { "embed" } else { "head" })?);
-    add_head(&mut g, spec, x, head, find)?;
+    let head = table(&mut g, spec, if spec.tied { "embed" } else { "head" }, find)?;
+    add_head(&mut g, spec, x, &head, find)?;
     Ok(g)
 }
 
 /// Ends a graph with the logits.
-fn add_head(g: &mut Graph, spec: &Decoder, x: NodeId, head: WeightId, find: Find) -> Result<()> {
+fn add_head(g: &mut Graph, spec: &Decoder, x: NodeId, head: &[WeightId], find: Find) -> Result<()> {
     let norm = g.weight(find("norm")?);
     let x = g.rms_norm(x, norm, spec.norm_eps)?;
-    let mut x = g.matmul(x, head, None)?;
+    let mut x = g.matmul_parts(x, head)?;
     if let Some(cap) = spec.logit_cap {
         x = g.soft_cap(x, cap);
     }

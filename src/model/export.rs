@@ -2,7 +2,7 @@
 //! shapes of the checkpoint that was converted. What quantisation took away stays away.
 
 use super::Bundle;
-use super::bundle;
+use super::bundle::{self, TensorEntry};
 use super::config::Config;
 use super::source::plain;
 use super::staging::Staging;
@@ -12,10 +12,11 @@ use crate::hub::cache::check_room;
 use crate::quant::Format;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Says in a folder what was exported to it, and that it may be replaced.
 pub const MARK: &str = "cactus_export.json";
@@ -50,15 +51,26 @@ pub enum Event {
     Advance(u64),
 }
 
-/// A checkpoint tensor: rows of a bundle tensor.
+/// A checkpoint tensor: rows of a bundle tensor, or of one in parts.
 struct Part {
     name: String,
     shape: Vec<usize>,
     format: Format,
-    weight: Weight,
+    weight: Arc<Stack>,
     /// The first row in the bundle tensor; of a vector, the first element.
     first: usize,
     left_out: f32,
+}
+
+/// A bundle tensor, or its parts, one below the other: where each begins.
+struct Stack(Vec<(usize, Weight)>);
+
+impl Stack {
+    fn row(&self, bundle: &Bundle, row: usize, out: &mut [f32]) {
+        let part = self.0.partition_point(|(first, _)| *first <= row) - 1;
+        let (first, weight) = &self.0[part];
+        weight.row(bundle.bytes(), row - first, out);
+    }
 }
 
 /// Writes the weights of `bundle` to the folder `target` as a checkpoint that `transformers` loads. The folder
@@ -124,16 +136,32 @@ fn too_old(bundle: &Bundle) -> Error {
 fn parts(bundle: &Bundle, options: &Options) -> Result<Vec<Part>> {
     let path = bundle.path.join(bundle::MANIFEST);
     let (mut parts, mut names) = (Vec::new(), BTreeSet::new());
+    // Parts of a table have the same sources.
+    let mut stacks: BTreeMap<&str, Vec<(&String, &TensorEntry)>> = BTreeMap::new();
     for (name, entry) in &bundle.manifest.tensors {
-        if entry.sources.is_empty() {
-            return Err(too_old(bundle));
-        }
+        let source = entry.sources.first().ok_or_else(|| too_old(bundle))?;
+        stacks.entry(&source.name).or_default().push((name, entry));
+    }
+    for mut stack in stacks.into_values() {
+        stack.sort_by_key(|(_, entry)| entry.first_row);
+        let (name, entry) = stack[0];
         let wrong = || Error::bad_file(&path, format!("the sources of tensor {name} do not fit its shape"));
+        let mut rows_in_all = 0usize;
+        let mut weights = Vec::new();
+        for (name, part) in &stack {
+            let same = part.sources == entry.sources && part.cols == entry.cols && part.left_out == entry.left_out;
+            if part.first_row != rows_in_all || !same {
+                return Err(Error::bad_file(&path, format!("tensor {name} does not follow the part before it")));
+            }
+            weights.push((rows_in_all, bundle.weight(name)?));
+            rows_in_all = rows_in_all.checked_add(part.rows).ok_or_else(wrong)?;
+        }
+        let weight = Arc::new(Stack(weights));
         let mut first = 0usize;
         let mut vector = false;
         for source in &entry.sources {
             let rows = match source.shape[..] {
-                [rows] if entry.rows == 1 => {
+                [rows] if rows_in_all == 1 => {
                     vector = true;
                     rows
                 }
@@ -148,13 +176,13 @@ fn parts(bundle: &Bundle, options: &Options) -> Result<Vec<Part>> {
                 name: source.name.clone(),
                 shape: source.shape.clone(),
                 format: options.dtype.unwrap_or(stored),
-                weight: bundle.weight(name)?,
+                weight: weight.clone(),
                 first,
                 left_out: entry.left_out,
             });
             first = first.checked_add(rows).ok_or_else(wrong)?;
         }
-        if first != if vector { entry.cols } else { entry.rows } {
+        if first != if vector { entry.cols } else { rows_in_all } {
             return Err(wrong());
         }
     }
@@ -202,12 +230,12 @@ impl Part {
 
     /// Row `row` in the type of the file.
     fn row(&self, bundle: &Bundle, row: usize) -> Result<Vec<u8>> {
-        let mut values = vec![0.0; self.weight.cols];
+        let mut values = vec![0.0; self.weight.0[0].1.cols];
         if self.shape.len() == 1 {
-            self.weight.row(bundle.bytes(), 0, &mut values);
+            self.weight.row(bundle, 0, &mut values);
             values = values[self.first..self.first + self.shape[0]].to_vec();
         } else {
-            self.weight.row(bundle.bytes(), self.first + row, &mut values);
+            self.weight.row(bundle, self.first + row, &mut values);
         }
         values.iter_mut().for_each(|v| *v -= self.left_out);
         if self.format == Format::F16

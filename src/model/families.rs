@@ -124,6 +124,8 @@ pub struct TensorPlan {
     pub cols: usize,
     /// Checkpoint names, in row order.
     pub sources: Vec<String>,
+    /// The row of their stack that it begins with: a table may be stored in parts.
+    pub first_row: usize,
     /// Added to every element.
     pub offset: f32,
     /// What a Hugging Face checkpoint leaves out of every element, whatever this checkpoint does.
@@ -138,6 +140,27 @@ pub struct ModelPlan {
     pub tensors: Vec<TensorPlan>,
     /// Things the user should know.
     pub warnings: Vec<String>,
+}
+
+impl ModelPlan {
+    /// The same with the embedding table and the head in parts, of which those after the first begin at these rows.
+    pub fn in_parts(&self, starts: &[usize]) -> ModelPlan {
+        let part = |tensor: &TensorPlan, i: usize| {
+            let start = if i == 0 { 0 } else { starts[i - 1] };
+            let rows = starts.get(i).copied().unwrap_or(tensor.rows) - start;
+            TensorPlan { name: format!("{}.{i}", tensor.name), rows, first_row: start, ..tensor.clone() }
+        };
+        let split = |tensor: &TensorPlan| match tensor.role {
+            Role::Embedding | Role::Head if !starts.is_empty() => (0..=starts.len()).map(|i| part(tensor, i)).collect(),
+            _ => vec![tensor.clone()],
+        };
+        ModelPlan {
+            family: self.family,
+            spec: Decoder { table_parts: starts.to_vec(), ..self.spec.clone() },
+            tensors: self.tensors.iter().flat_map(split).collect(),
+            warnings: self.warnings.clone(),
+        }
+    }
 }
 
 /// Supported architecture names, for messages.
@@ -236,6 +259,7 @@ impl Family {
             embed_scale: if self.scaled_embedding { (dim as f32).sqrt() } else { 1.0 },
             tied: true,
             logit_cap: cap("final_logit_softcapping")?,
+            table_parts: Vec::new(),
             max_context,
             ropes,
             layers,
@@ -276,7 +300,7 @@ impl Family {
         let mut list = Vec::new();
         let mut add = |name: String, role, sources: &[String], rows: usize, cols: usize, left_out: f32| {
             let offset = if checkpoint.norms_include_one { 0.0 } else { left_out };
-            list.push(TensorPlan { name, role, rows, cols, sources: sources.to_vec(), offset, left_out });
+            list.push(TensorPlan { name, role, rows, cols, sources: sources.to_vec(), first_row: 0, offset, left_out });
         };
         let norm = |s: String| [s];
         add("embed".into(), Role::Embedding, &["model.embed_tokens.weight".into()], spec.vocab, spec.dim, 0.0);

@@ -16,6 +16,7 @@ mod source;
 pub mod spec;
 pub(crate) mod staging;
 mod survey;
+mod usage;
 mod work;
 
 pub use bundle::Bundle;

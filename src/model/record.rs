@@ -22,6 +22,8 @@ use std::path::Path;
 pub struct Record {
     /// See [`key`].
     key: String,
+    /// See [`ModelPlan::in_parts`]; the rest is of the plan with these parts.
+    pub parts: Vec<usize>,
     /// Of every tensor.
     pub formats: Vec<Format>,
     /// What the choice of formats expects every tensor to add to the divergence of the output.
@@ -70,10 +72,10 @@ impl Found {
 
 impl Record {
     /// For work that has only been planned.
-    pub fn new(key: &str, formats: Vec<Format>, expected: Vec<Option<f64>>) -> Self {
+    pub fn new(key: &str, parts: Vec<usize>, formats: Vec<Format>, expected: Vec<Option<f64>>) -> Self {
         let expected = expected.into_iter().map(|x| x.map(ExactF64::from)).collect();
         let (errors, sha256) = (Vec::new(), String::new());
-        Record { key: key.to_owned(), formats, expected, errors, bytes: 0, sha256, streams: None }
+        Record { key: key.to_owned(), parts, formats, expected, errors, bytes: 0, sha256, streams: None }
     }
 
     /// Tensors that are finished.

@@ -48,13 +48,14 @@ pub fn source_shapes(tensor: &TensorPlan, checkpoint: &Checkpoint) -> Vec<Source
     tensor.sources.iter().filter_map(shape).collect()
 }
 
-/// Visits the source tensors that `rows` of their stack lie in: each with its rows, and how many rows were before.
+/// Visits the source tensors that `rows` of a bundle tensor lie in: each with its rows, and how many rows were before.
 fn stacked(
     checkpoint: &Checkpoint,
     tensor: &TensorPlan,
     rows: Range<usize>,
     mut visit: impl FnMut(&SourceTensor, Range<usize>, usize) -> Result<()>,
 ) -> Result<()> {
+    let rows = tensor.first_row + rows.start..tensor.first_row + rows.end;
     let mut first = 0;
     for name in &tensor.sources {
         let source = checkpoint.tensor(name)?;

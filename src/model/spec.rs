@@ -17,6 +17,10 @@ pub struct Decoder {
     pub embed_scale: f32,
     /// Whether the embedding table is also the output head.
     pub tied: bool,
+    /// Rows at which parts of the table and the head begin after the first, where they are stored in parts
+    /// (`embed.0`, `embed.1`, ...) of different widths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub table_parts: Vec<usize>,
     /// Logits become `cap * tanh(logit / cap)`.
     pub logit_cap: Option<f32>,
     /// Positions that the model was made for.
@@ -111,6 +115,10 @@ impl Decoder {
                     _ => return Err(Error::unsupported("a layer refers to a rotary table that does not fit")),
                 }
             }
+        }
+        let ends = self.table_parts.iter().chain([&self.vocab]);
+        if !std::iter::once(&0).chain(&self.table_parts).zip(ends).all(|(start, end)| start < end) {
+            return Err(Error::unsupported("the parts of the embedding table are not in order"));
         }
         let positive = |x: f32| x.is_finite() && x > 0.0;
         if !positive(self.norm_eps) || !positive(self.embed_scale) || self.logit_cap.is_some_and(|c| !positive(c)) {

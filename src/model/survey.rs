@@ -34,6 +34,13 @@ const BASE: Format = Format::Cq8;
 /// is the head as well counts as both: `embed` for look-ups, `head` for the output.
 pub type Sensitivities = BTreeMap<String, f64>;
 
+/// What is measured.
+pub struct Found {
+    pub sensitivities: Sensitivities,
+    /// Mean probability of every token.
+    pub likely: Vec<f64>,
+}
+
 /// Called with work that is done.
 type Each<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
 
@@ -62,7 +69,7 @@ pub fn sample<'a>(plan: &ModelPlan, texts: &'a [Vec<u32>]) -> Vec<&'a [u32]> {
 }
 
 /// Measures all matrices of a model on sample texts. `each` is told the work as it is done.
-pub fn sensitivities(checkpoint: &Checkpoint, plan: &ModelPlan, texts: &[Vec<u32>], each: Each) -> Result<Sensitivities> {
+pub fn survey(checkpoint: &Checkpoint, plan: &ModelPlan, texts: &[Vec<u32>], each: Each) -> Result<Found> {
     let (level, pool) = (Level::best(None), Pool::new(Pool::default_threads()));
     let dim = plan.spec.dim;
     let ids = sample(plan, texts);
@@ -155,7 +162,7 @@ impl Survey<'_> {
 
     /// Divergences of the outputs from that of the first stream, and that of the first stream through a
     /// rounded head.
-    fn compare(&self, names: &[String], streams: &[Vec<f32>], each: Each) -> Result<Sensitivities> {
+    fn compare(&self, names: &[String], streams: &[Vec<f32>], each: Each) -> Result<Found> {
         let mut memory = Memory::default();
         let table = self.tensor(if self.plan.spec.tied { "embed" } else { "head" })?;
         let norm = self.stored(self.tensor("norm")?, BASE, &mut memory)?;
@@ -200,6 +207,10 @@ impl Survey<'_> {
             let cross: f64 = rows_of.map(cross).collect::<Vec<f64>>().iter().sum();
             ((entropy - cross) / rows.len() as f64).max(0.0)
         };
+        let mut likely = vec![0.0; vocab];
+        for row in reference.chunks_exact(vocab) {
+            likely.iter_mut().zip(row).for_each(|(sum, p)| *sum += f64::from(*p) / rows.len() as f64);
+        }
         let mut found = Sensitivities::new();
         for (name, stream) in names.iter().zip(streams).skip(1) {
             found.insert(name.clone(), divergence(&output(&heads[0], stream)?));
@@ -207,7 +218,7 @@ impl Survey<'_> {
         }
         found.insert("head".to_owned(), divergence(&output(&heads[1], &streams[0])?));
         each(work::survey_output(self.plan))?;
-        Ok(found)
+        Ok(Found { sensitivities: found, likely })
     }
 
     /// Evenly spread positions from the second half of every text, as rows of the streams.

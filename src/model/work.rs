@@ -64,6 +64,23 @@ impl Work {
         work
     }
 
+    /// The same for the plan in parts: each takes its share of the rows.
+    pub fn in_parts(&self, whole: &ModelPlan, plan: &ModelPlan) -> Self {
+        let mut of_whole = whole.tensors.iter().zip(&self.tensors);
+        let mut now = None;
+        let mut share = |tensor: &TensorPlan| {
+            if tensor.first_row == 0 {
+                now = of_whole.next();
+            }
+            let Some((whole, (inputs, rounding))) = now else { return (0, 0) };
+            let until = |row: usize| (u128::from(*rounding) * row as u128 / whole.rows as u128) as u64;
+            let rounding = until(tensor.first_row + tensor.rows) - until(tensor.first_row);
+            (if tensor.first_row == 0 { *inputs } else { 0 }, rounding)
+        };
+        let tensors = plan.tensors.iter().map(&mut share).collect();
+        Work { original: self.original, survey: self.survey, tensors }
+    }
+
     /// All before the tensor with this index.
     pub fn before(&self, tensor: usize) -> u64 {
         self.original + self.survey + self.tensors[..tensor].iter().map(|(inputs, rounding)| inputs + rounding).sum::<u64>()

@@ -246,7 +246,8 @@ pub fn weight_bytes(engine: &Engine) -> Result<f64> {
     let mut bytes = 0.0;
     for name in manifest.tensors.keys() {
         let weight = engine.bundle.weight(name)?;
-        let rows = if name == "embed" && !manifest.spec.tied { weight.rows.max(1) } else { 1 };
+        let one_row = name.starts_with("embed") && !manifest.spec.tied;
+        let rows = if one_row { manifest.spec.vocab.max(1) } else { 1 };
         bytes += weight.range.len() as f64 / rows as f64;
     }
     Ok(bytes)

@@ -374,6 +374,20 @@ pub struct MatMulQuant {
     block: [q4_0::Run; 2],
 }
 
+/// Where a product goes: the columns from `first` on, as many as the matrix has rows, of `values [tokens, stride]`.
+pub struct Columns<'a> {
+    pub values: &'a mut [f32],
+    pub first: usize,
+    pub stride: usize,
+}
+
+impl<'a> Columns<'a> {
+    /// All columns of `values [tokens, rows]`.
+    pub fn all(values: &'a mut [f32], rows: usize) -> Self {
+        Columns { values, first: 0, stride: rows }
+    }
+}
+
 impl MatMulQuant {
     pub fn select(level: Level) -> Self {
         MatMulQuant {
@@ -398,13 +412,14 @@ impl MatMulQuant {
         data: &[u8],
         x: Rotated,
         bias: Option<&[f32]>,
-        out: &mut [f32],
+        out: Columns,
         scratch: &mut [u8],
     ) {
-        let (tokens, rows) = (out.len() / layout.rows, layout.rows);
+        let Columns { values: out, first: column, stride } = out;
+        let (tokens, rows) = (out.len() / stride, layout.rows);
         let panel = if tokens == 1 { 0 } else { Self::panel_bytes(layout) };
         assert_eq!(Some(data.len()), layout.bytes());
-        assert!(out.len() == tokens * rows && bias.is_none_or(|b| b.len() == rows));
+        assert!(out.len() == tokens * stride && column + rows <= stride && bias.is_none_or(|b| b.len() == rows));
         assert!(x.codes.len() == tokens * layout.padded_cols());
         assert!(x.scales.len() == tokens * layout.groups() && x.sums.len() == x.scales.len());
         assert!(scratch.len() >= panel * pool.threads());
@@ -431,8 +446,8 @@ impl MatMulQuant {
                     tokens,
                     rows: count,
                     bias: bias.map(|b| &b[first..first + count]),
-                    out: out.start().add(first),
-                    stride: rows,
+                    out: out.start().add(column + first),
+                    stride,
                 };
                 run(&job, scratch.slice(thread * panel..(thread + 1) * panel).as_mut_ptr());
             }

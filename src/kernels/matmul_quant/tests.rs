@@ -114,7 +114,7 @@ fn equals_the_slow_truth_at_every_level() {
                         scales: &scales[first * groups..][..tokens * groups],
                         sums: &sums[first * groups..][..tokens * groups],
                     };
-                    kernel.run(&pool, &layout, &data, x, Some(&bias), &mut out, &mut scratch);
+                    kernel.run(&pool, &layout, &data, x, Some(&bias), Columns::all(&mut out, rows), &mut scratch);
                     out
                 };
                 let alone: Vec<f32> = (0..most).flat_map(|token| run(token, 1)).collect();
@@ -170,7 +170,7 @@ fn blocks_are_exact_at_every_level() {
                 let (codes, at) = (&codes[token * cols..][..cols], token * layout.groups());
                 let x = Rotated { codes, scales: &scales[at..][..layout.groups()], sums: &sums[at..][..layout.groups()] };
                 let mut out = vec![f32::NAN; rows];
-                kernel.run(&pool, &layout, &data, x, None, &mut out, &mut scratch);
+                kernel.run(&pool, &layout, &data, x, None, Columns::all(&mut out, layout.rows), &mut scratch);
                 assert_eq!(out, truth, "{level} {format}, token {token}");
             }
         }
