@@ -1,6 +1,6 @@
 //! A bundle written back as a checkpoint: the values, the names and the files that other programs read.
 
-use crate::support::{Home, as_gguf, bundle, finish, source};
+use crate::support::{Home, as_gguf, bundle, finish, mixture, source};
 use cactus::model::Bundle;
 use cactus::model::export::{self, Options, SHARD_BYTES, export};
 use cactus::model::import::Checkpoint;
@@ -114,6 +114,31 @@ fn quantised_values_are_those_of_the_bundle() {
         let norm: Vec<f32> = after["model.norm.weight"].1.iter().map(|w| w + one).collect();
         assert!(rows("norm") == norm, "{model}");
         assert_eq!(json(&out.join("config.json"))["torch_dtype"], "float32");
+    }
+}
+
+/// A table in parts is one tensor of the checkpoint.
+#[test]
+fn parts_come_back_as_one_table() {
+    let dir = TempDir::new().expect("a folder");
+    for model in ["llama-tied", "llama-untied"] {
+        let (first, out) = (dir.path().join(model), dir.path().join(format!("{model}-export")));
+        mixture(&golden(model), &first);
+        exported(&first, &out, Some(Format::F32), SHARD_BYTES);
+        let (bundle, after) = (Bundle::open(&first).unwrap(), tensors(&out));
+        for (table, name) in [("embed", "model.embed_tokens.weight"), ("head", "lm_head.weight")] {
+            let mut values = Vec::new();
+            for part in 0..=bundle.manifest.spec.table_parts.len() {
+                let Ok(weight) = bundle.weight(&format!("{table}.{part}")) else { continue };
+                for row in 0..weight.rows {
+                    values.resize(values.len() + weight.cols, 0.0);
+                    let at = values.len() - weight.cols;
+                    weight.row(bundle.bytes(), row, &mut values[at..]);
+                }
+            }
+            assert!(after.get(name).map_or(&[][..], |(_, whole)| whole) == values, "{model} {name}");
+        }
+        assert_eq!(tensors(&golden(model)).keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>(), "{model}");
     }
 }
 

@@ -1,12 +1,13 @@
 //! Small random models of every supported family against what transformers computes from them; see
 //! `golden/README.md`.
 
-use crate::support::{argmax, as_gguf, bundle, engine, relative, source};
+use crate::support::{argmax, as_gguf, bundle, engine, mixture, relative, source};
 use cactus::engine::generate::generate;
 use cactus::engine::sampler::Sampling;
 use cactus::engine::{Engine, Request};
 use cactus::graph::{Feed, reference};
 use cactus::kernels::Level;
+use cactus::model::bundle::Manifest;
 use cactus::model::decoder::{self, Logits};
 use cactus::model::spec::Mixer;
 use safetensors::{SafeTensors, tensor::Dtype};
@@ -238,4 +239,26 @@ fn guesses_change_nothing() {
         }
     });
     assert!(guessed.get() > 0, "no guess was right");
+}
+
+/// Tables in parts of several widths: logits are those of the slow reference, where parts are rows of one matrix.
+#[test]
+fn tables_in_parts_are_one_table() {
+    let dir = TempDir::new().expect("a folder");
+    for model in ["llama-tied", "llama-untied", "gemma3-text"] {
+        let (golden, path) = (Golden::read(model), dir.path().join(model));
+        mixture(&golden.folder, &path);
+        let whole = engine(&path, Level::best(None));
+        let Manifest { spec, tensors, .. } = &whole.bundle.manifest;
+        let bits = |part: usize| tensors[&format!("embed.{part}")].format.bits();
+        let last = spec.table_parts.len();
+        assert!(last > 0 && bits(0) > bits(last), "{model}: {:?}", spec.table_parts);
+        assert_eq!(tensors.contains_key("head.0"), !spec.tied);
+        for level in Level::supported() {
+            let engine = engine(&path, level);
+            let (fast, truth) = (engine.score(&golden.ids).expect("logits"), slow(&engine, &golden.ids));
+            let cosine = worst_cosine(&fast, &truth, engine.vocab());
+            assert!(cosine > 0.995, "{model} {level}: {cosine}");
+        }
+    }
 }

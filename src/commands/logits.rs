@@ -51,7 +51,8 @@ pub fn run(args: &Args) -> Outcome {
     let logits = engine.score(&ids)?;
     let mut greedy: Vec<i32> = Vec::new();
     if args.greedy > 0 {
-        let request = Request { sampling: Sampling::default(), max_tokens: args.greedy, stops: Vec::new(), ignore_end: true, draft: true };
+        let request =
+            Request { sampling: Sampling::default(), max_tokens: args.greedy, stops: Vec::new(), ignore_end: true, draft: true };
         let answer = generate(&mut engine.session(), &ids, &request, &mut |_| {}, &|| false)?;
         greedy = answer.ids.iter().map(|id| *id as i32).collect();
     }

@@ -221,7 +221,9 @@ impl Plan {
         );
         for (i, step) in self.steps.iter().enumerate() {
             let weights = match &step.op {
-                Op::MatMul { weight, .. } | Op::RmsNorm { weight, .. } | Op::HeadNorm { weight, .. } => std::slice::from_ref(weight),
+                Op::MatMul { weight, .. } | Op::RmsNorm { weight, .. } | Op::HeadNorm { weight, .. } => {
+                    std::slice::from_ref(weight)
+                }
                 Op::Embed { parts } | Op::MatMulParts { parts } => parts,
                 _ => &[],
             };

@@ -1,6 +1,6 @@
 //! The slow truth: the same graph in plain f64 loops, without plan, arena, cache or rounded activations.
 
-use super::build::{Graph, Rows};
+use super::build::Graph;
 use super::execute::Feed;
 use super::op::{Op, WeightId};
 use crate::kernels::attention::AttentionShape;

@@ -119,7 +119,8 @@ pub fn choose(
         let candidates = candidates(options.code, tensor.rows, tensor.cols)?;
         let error = |name: &str| sensitivities.get(name).copied().unwrap_or(0.0) / survey::PROBE_DISTORTION;
         let gain = |name: &str| gains.get(name).copied().unwrap_or(1.0);
-        let (looked_up, given) = if table(tensor) { usage.of(tensor.first_row..tensor.first_row + tensor.rows) } else { (0.0, 0.0) };
+        let (looked_up, given) =
+            if table(tensor) { usage.of(tensor.first_row..tensor.first_row + tensor.rows) } else { (0.0, 0.0) };
         let error = match tensor.role {
             // Looking up is helped by nothing, the output by feedback.
             Role::Embedding if plan.spec.tied => error("embed") * looked_up + error("head") * gain("head") * given,

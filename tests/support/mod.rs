@@ -44,6 +44,15 @@ pub fn engine(bundle: &Path, level: Level) -> Engine {
         .expect("a sound bundle")
 }
 
+/// Converts a golden checkpoint to a mixture of widths. Few ids make up the text, so tables are stored in parts.
+pub fn mixture(checkpoint: &Path, target: &Path) {
+    let checkpoint = Checkpoint::open(checkpoint).expect("a sound checkpoint");
+    let text: Vec<u32> = (0..400u32).map(|i| i.wrapping_mul(2_654_435_761) >> 20 & if i % 8 == 0 { 511 } else { 63 }).collect();
+    let plain = Options::plain(Bits::new(3.3).expect("bits"), Provenance::default());
+    let options = Options { calibration: vec![text], sequential: Some(0.5), ..plain };
+    convert(&checkpoint, target, &options, &mut |_| Ok(())).expect("a conversion");
+}
+
 /// Index of the largest value; the first of equals.
 pub fn argmax(values: &[f32]) -> u32 {
     let mut best = 0;

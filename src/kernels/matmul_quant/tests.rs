@@ -107,15 +107,19 @@ fn equals_the_slow_truth_at_every_level() {
             for level in Level::supported() {
                 let kernel = MatMulQuant::select(level);
                 let run = |first: usize, tokens: usize| {
-                    let mut out = vec![f32::NAN; tokens * rows];
+                    // Columns around those of the matrix stay as they are.
+                    let stride = rows + 5;
+                    let mut wide = vec![7.5; tokens * stride];
                     let mut scratch = vec![0; 2 * MatMulQuant::panel_bytes(&layout)];
                     let x = Rotated {
                         codes: &codes[first * padded..][..tokens * padded],
                         scales: &scales[first * groups..][..tokens * groups],
                         sums: &sums[first * groups..][..tokens * groups],
                     };
-                    kernel.run(&pool, &layout, &data, x, Some(&bias), Columns::all(&mut out, rows), &mut scratch);
-                    out
+                    let out = Columns { values: &mut wide, first: 3, stride };
+                    kernel.run(&pool, &layout, &data, x, Some(&bias), out, &mut scratch);
+                    assert!(wide.chunks_exact(stride).all(|row| row[..3] == [7.5; 3] && row[3 + rows..] == [7.5; 2]));
+                    wide.chunks_exact(stride).flat_map(|row| row[3..3 + rows].to_vec()).collect::<Vec<f32>>()
                 };
                 let alone: Vec<f32> = (0..most).flat_map(|token| run(token, 1)).collect();
                 for (o, t) in alone.iter().zip(&truth) {
@@ -162,7 +166,7 @@ fn blocks_are_exact_at_every_level() {
                 &data,
                 Rotated { codes: &codes, scales: &scales, sums: &sums },
                 None,
-                &mut out,
+                Columns::all(&mut out, rows),
                 &mut scratch,
             );
             assert_eq!(out, truth, "{level} {format}");
