@@ -206,8 +206,9 @@ WHOLE = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "hea
 
 def sources(name, bundle):
     """The checkpoint tensors whose rows a bundle tensor stacks."""
-    if name in WHOLE:
-        return [WHOLE[name]]
+    whole = name.split(".")[0]
+    if whole in WHOLE:
+        return [WHOLE[whole]]
     layer, part = re.fullmatch(r"layers\.(\d+)\.(.+)", name).groups()
     sandwich = f"layers.{layer}.mlp.post_norm" in bundle.manifest["tensors"]
     part, kind = (part[:-5], "bias") if part.endswith(".bias") else (part, "weight")
@@ -227,7 +228,9 @@ def compare(bundle, folder):
     gemma = bundle.manifest["family"].startswith("gemma")
     wrong, signal_all, noise_all = 0, 0.0, 0.0
     for name, entry in bundle.manifest["tensors"].items():
-        w = np.concatenate([home[s].float(s) for s in sources(name, bundle)]).reshape(entry["rows"], entry["cols"])
+        w = np.concatenate([home[s].float(s) for s in sources(name, bundle)]).reshape(-1, entry["cols"])
+        first = entry.get("first_row", 0)
+        w = w[first : first + entry["rows"]]
         if gemma and name.endswith("norm"):
             w = w + np.float32(1)  # stored as w, meant as 1 + w
         difference = (bundle.tensor(name) - w).ravel()
