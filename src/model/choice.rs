@@ -97,16 +97,9 @@ pub fn choose(
     }
     let whole = plan;
     let plan = &whole.in_parts(&choice.parts);
-    // The first part of a table takes what was decided for the whole.
-    let mut of_whole = whole.tensors.iter().zip(fixed);
-    let mut now = None;
-    let mut fixed = Vec::new();
-    for tensor in &plan.tensors {
-        if tensor.first_row == 0 {
-            now = of_whole.next().and_then(|(_, fixed)| fixed);
-        }
-        fixed.push(now);
-    }
+    let parts_of = |tensor: &TensorPlan| if table(tensor) { choice.parts.len() + 1 } else { 1 };
+    let fixed: Vec<Option<Format>> =
+        whole.tensors.iter().zip(fixed).flat_map(|(tensor, fixed)| std::iter::repeat_n(fixed, parts_of(tensor))).collect();
     choice.formats = fixed.iter().map(|f| f.unwrap_or(Format::F32)).collect();
     choice.expected = vec![None; plan.tensors.len()];
     let free: Vec<usize> = (0..fixed.len()).filter(|i| fixed[*i].is_none()).collect();
@@ -119,13 +112,13 @@ pub fn choose(
         let candidates = candidates(options.code, tensor.rows, tensor.cols)?;
         let error = |name: &str| sensitivities.get(name).copied().unwrap_or(0.0) / survey::PROBE_DISTORTION;
         let gain = |name: &str| gains.get(name).copied().unwrap_or(1.0);
-        let (looked_up, given) =
-            if table(tensor) { usage.of(tensor.first_row..tensor.first_row + tensor.rows) } else { (0.0, 0.0) };
+        // Looking up is helped by nothing, the output by feedback.
+        let looked_up = || error("embed") * usage.looked_up(tensor.first_row, tensor.rows);
+        let given = || error("head") * gain("head") * usage.given(tensor.first_row, tensor.rows);
         let error = match tensor.role {
-            // Looking up is helped by nothing, the output by feedback.
-            Role::Embedding if plan.spec.tied => error("embed") * looked_up + error("head") * gain("head") * given,
-            Role::Embedding => error("embed") * looked_up,
-            Role::Head => error("head") * gain("head") * given,
+            Role::Embedding if plan.spec.tied => looked_up() + given(),
+            Role::Embedding => looked_up(),
+            Role::Head => given(),
             _ => error(&tensor.name) * gain(&tensor.name),
         };
         formats.push(candidates.map(|c| c.0));

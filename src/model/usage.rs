@@ -6,7 +6,6 @@
 //! as a matrix of its own.
 
 use crate::quant::format::TILE_ROWS;
-use std::ops::Range;
 
 /// Parts at most.
 const PARTS: usize = 8;
@@ -33,10 +32,14 @@ impl Usage {
         Usage { looked_up: shares(looked_up), given: shares(given) }
     }
 
-    /// Shares of some rows: as inputs, as outputs.
-    pub fn of(&self, rows: Range<usize>) -> (f64, f64) {
-        let sum = |shares: &[f64]| shares[rows.clone()].iter().sum();
-        (sum(&self.looked_up), sum(&self.given))
+    /// Share of `rows` rows from `first` on as inputs.
+    pub fn looked_up(&self, first: usize, rows: usize) -> f64 {
+        self.looked_up[first..first + rows].iter().sum()
+    }
+
+    /// The same as outputs.
+    pub fn given(&self, first: usize, rows: usize) -> f64 {
+        self.given[first..first + rows].iter().sum()
     }
 
     /// Rows at which parts after the first begin: the cuts that leave the least variation of the logarithm of the use
@@ -75,12 +78,9 @@ fn cuts(values: &[f64]) -> Vec<usize> {
         let mut next = vec![f64::INFINITY; n + 1];
         let mut begin = vec![0; n + 1];
         for end in pieces + 1..=n {
-            for start in pieces..end {
-                let cost = best[start] + variation(start, end);
-                if cost < next[end] {
-                    (next[end], begin[end]) = (cost, start);
-                }
-            }
+            let cost = |start: &usize| best[*start] + variation(*start, end);
+            let start = (pieces..end).min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(pieces);
+            (next[end], begin[end]) = (cost(&start), start);
         }
         if best[n] - next[n] <= WORTH * whole {
             break;
@@ -120,9 +120,9 @@ mod tests {
         counts[1270] = 2000.0;
         let usage = Usage::new(&counts, &counts);
         assert_eq!(usage.parts(), [320, 1216]);
-        let (first, middle, last) = (usage.of(0..320), usage.of(320..1216), usage.of(1216..1280));
-        assert!((first.0 + middle.0 + last.0 - 1.0).abs() < 1e-9 && first.0 == first.1);
-        assert!(middle.0 < 0.1 && first.0 > 0.5, "{first:?} {middle:?} {last:?}");
+        let shares = [(0, 320), (320, 896), (1216, 64)].map(|(first, rows)| usage.looked_up(first, rows));
+        assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9 && shares[0] == usage.given(0, 320));
+        assert!(shares[1] < 0.1 && shares[0] > 0.5, "{shares:?}");
         // Text that was never seen leaves the table whole.
         assert_eq!(Usage::new(&[0.0; 1280], &[0.0; 1280]).parts(), [0; 0]);
     }
