@@ -14,6 +14,9 @@ use crate::quant::allocate::{DISTORTION, Item, WIDTHS, allocate};
 use crate::quant::{Bits, Code, CqLayout, Format};
 use std::collections::BTreeMap;
 
+/// Rows of one bit in a table do worse than their error lets expect, as small errors add up and large ones do not.
+const ONE_BIT: f64 = 3.0;
+
 /// What [`choose`] decides, tensor by tensor.
 pub struct Choice {
     /// See [`ModelPlan::in_parts`]; the rest is of the plan with these parts.
@@ -123,9 +126,8 @@ pub fn choose(
         };
         formats.push(candidates.map(|c| c.0));
         let mut cost = DISTORTION.map(|d| d * error);
-        if table(tensor) && options.bits.value() >= 2.0 {
-            // A token that no sample has must still be told from others.
-            cost[0] = f64::INFINITY;
+        if table(tensor) {
+            cost[0] *= ONE_BIT;
         }
         items.push(Item { bytes: candidates.map(|c| c.1), cost });
     }
