@@ -16,7 +16,7 @@ pub(super) const LONGEST: usize = 7;
 /// From these lengths on, a match is of the second and of the third kind.
 const GOOD_MATCH: [usize; 2] = [5, 9];
 /// How often the tokens of a guess hold before anything is known, by kind of match.
-const HELD: [f64; 3] = [0.5, 0.6, 0.8];
+const HELD: [f64; 3] = [0.5, 0.65, 0.85];
 /// How fast what is known of that is forgotten, a run: bad guesses are tried again after some hundreds.
 const FORGET: f64 = 0.005;
 /// Weight of a new measurement in a moving mean.
@@ -25,8 +25,10 @@ const NEWS: f64 = 0.1;
 const LOSS: f64 = 0.01;
 /// A run with guesses must be expected to be this much faster a token.
 const GAIN: f64 = 1.05;
-/// What each further token of a run is thought to cost, in runs of one, before any was measured.
-const FURTHER: f64 = 0.35;
+/// What a run of several tokens is thought to cost, in runs of one, before it was measured: that weights are unpacked into
+/// memory, and each further token.
+const SEVERAL: f64 = 1.7;
+const FURTHER: f64 = 0.22;
 
 /// Guesses for one sequence, and what they have been worth.
 #[derive(Debug, Default)]
@@ -79,8 +81,8 @@ fn last(ids: &[u32]) -> [u32; WIDTH] {
 struct Worth {
     /// Seconds of a run by further tokens; 0: not measured.
     seconds: [f64; LONGEST + 1],
-    /// What a further token costs, in runs of one.
-    further: Option<f64>,
+    /// What runs of several have cost, by what they were thought to.
+    dear: Option<f64>,
     /// How often a token of a guess held, by kind of match, in excess of [`HELD`].
     held: [f64; 3],
     /// Seconds that were saved, and seconds in all.
@@ -95,7 +97,11 @@ impl Worth {
 
     fn run(&self, further: usize) -> f64 {
         let known = self.seconds[further];
-        if known > 0.0 { known } else { self.seconds[0] * (1.0 + self.further.unwrap_or(FURTHER) * further as f64) }
+        if known > 0.0 { known } else { self.thought(further) * self.dear.unwrap_or(1.0) }
+    }
+
+    fn thought(&self, further: usize) -> f64 {
+        self.seconds[0] * (SEVERAL + FURTHER * further as f64)
     }
 
     /// How many tokens to guess.
@@ -123,9 +129,9 @@ impl Worth {
         self.held.iter_mut().for_each(|held| *held *= 1.0 - FORGET);
         if guessed > 0 {
             self.saved += (held + 1) as f64 * self.seconds[0] - seconds;
-            let cost = (seconds / self.seconds[0] - 1.0) / guessed as f64;
-            let mean = self.further.get_or_insert(cost);
-            *mean += NEWS * (cost - *mean);
+            let dear = seconds / self.thought(guessed);
+            let mean = self.dear.get_or_insert(dear);
+            *mean += NEWS * (dear - *mean);
             // Tokens behind the first that did not hold say nothing.
             for token in 0..guessed.min(held + 1) {
                 self.held[kind] += NEWS * (f64::from(u8::from(token < held)) - self.odds(kind));
@@ -169,7 +175,7 @@ mod tests {
     fn guesses_are_as_long_as_their_match_is_good() {
         let mut worth = Worth::default();
         worth.learn(0, 0, 0, 1.0);
-        assert_eq!([0, 1, 2].map(|kind| worth.best_length(kind, LONGEST)), [1, 1, 3]);
+        assert_eq!([0, 1, 2].map(|kind| worth.best_length(kind, LONGEST)), [0, 0, 6]);
     }
 
     /// Sequences given piece by piece and at once are the same.
@@ -203,15 +209,15 @@ mod tests {
         assert!(worth.best_length(2, LONGEST) == LONGEST, "{worth:?}");
     }
 
-    /// Where a run of two costs as much as two runs, nothing can be won.
+    /// Where a run costs as much as its tokens one by one, nothing can be won.
     #[test]
     fn dear_runs_are_not_made() {
         let mut worth = Worth::default();
         worth.learn(0, 0, 0, 1.0);
         for _ in 0..50 {
-            let n = worth.best_length(0, LONGEST);
-            worth.learn(0, n, n, 1.0 + n as f64);
+            let n = worth.best_length(2, LONGEST);
+            worth.learn(2, n, n, 1.0 + n as f64);
         }
-        assert_eq!(worth.best_length(0, LONGEST), 0, "{worth:?}");
+        assert_eq!(worth.best_length(2, LONGEST), 0, "{worth:?}");
     }
 }
