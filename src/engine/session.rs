@@ -3,20 +3,36 @@
 use super::draft;
 use super::load::Engine;
 use crate::error::{Error, Kind, Result};
-use crate::graph::{Buffers, Feed, Profile, Run, State};
+use crate::graph::{Buffers, Feed, Plan, Profile, Run, State};
 
 /// A sequence being continued.
 pub struct Session<'e> {
     engine: &'e Engine,
     ids: Vec<u32>,
     state: State,
+    rooms: Rooms,
+    /// Times of the steps since it was set.
+    pub profile: Option<Profile>,
+}
+
+/// Memory of the plans of an engine.
+struct Rooms {
     prefill: Buffers,
     decode: Buffers,
     /// Made when the first guess is checked.
     check: Option<Buffers>,
     last: Last,
-    /// Times of the steps since it was set.
-    pub profile: Option<Profile>,
+}
+
+impl Rooms {
+    /// The plan that ran last, and its memory.
+    fn last<'e>(&mut self, engine: &'e Engine) -> (&'e Plan, &mut Buffers) {
+        match self.last {
+            Last::Prefill => (&engine.prefill, &mut self.prefill),
+            Last::Decode => (&engine.decode, &mut self.decode),
+            Last::Check => (&engine.check, self.check.get_or_insert_with(|| engine.check.buffers())),
+        }
+    }
 }
 
 /// The plan that ran last.
@@ -41,10 +57,7 @@ impl<'e> Session<'e> {
             engine,
             ids: Vec::with_capacity(engine.context()),
             state: engine.prefill.state(engine.context(), engine.cache_format()),
-            prefill: engine.prefill.buffers(),
-            decode: engine.decode.buffers(),
-            check: None,
-            last: Last::Decode,
+            rooms: Rooms { prefill: engine.prefill.buffers(), decode: engine.decode.buffers(), check: None, last: Last::Decode },
             profile: None,
         }
     }
@@ -108,14 +121,9 @@ impl<'e> Session<'e> {
 
     /// A row of logits of the last run; there is one but after [`run_ahead`](Self::run_ahead). The caller may change them.
     pub(super) fn logits(&mut self, row: usize) -> &mut [f32] {
-        let engine = self.engine;
-        let vocab = engine.vocab();
-        let logits = match self.last {
-            Last::Prefill => engine.prefill.output_mut(&mut self.prefill, 0),
-            Last::Decode => engine.decode.output_mut(&mut self.decode, 0),
-            Last::Check => engine.check.output_mut(self.check.get_or_insert_with(|| engine.check.buffers()), 0),
-        };
-        &mut logits[row * vocab..][..vocab]
+        let vocab = self.engine.vocab();
+        let (plan, buffers) = self.rooms.last(self.engine);
+        &mut plan.output_mut(buffers, 0)[row * vocab..][..vocab]
     }
 
     /// Forgets everything from position `len` on.
@@ -127,12 +135,8 @@ impl<'e> Session<'e> {
     /// False if it was stopped; then the session is as it was.
     fn run(&mut self, ids: &[u32], plan: Last, stopped: &dyn Fn() -> bool) -> bool {
         let engine = self.engine;
-        self.last = plan;
-        let (plan, buffers) = match plan {
-            Last::Prefill => (&engine.prefill, &mut self.prefill),
-            Last::Decode => (&engine.decode, &mut self.decode),
-            Last::Check => (&engine.check, self.check.get_or_insert_with(|| engine.check.buffers())),
-        };
+        self.rooms.last = plan;
+        let (plan, buffers) = self.rooms.last(engine);
         let run = Run {
             weights: engine.bundle.bytes(),
             feed: Feed::Ids(ids),

@@ -86,10 +86,10 @@ pub struct TensorEntry {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceShape>,
     /// The row of the stack that it begins with, where it is a part of a table.
-    #[serde(default, skip_serializing_if = "is_first")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub first_row: usize,
     /// What Hugging Face checkpoints leave out of every value: 1 where they store `w` and mean `1 + w`.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub left_out: f32,
 }
 
@@ -100,12 +100,8 @@ pub struct SourceShape {
     pub shape: Vec<usize>,
 }
 
-fn is_first(row: &usize) -> bool {
-    *row == 0
-}
-
-fn is_zero(value: &f32) -> bool {
-    *value == 0.0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// The rotation signs as the manifest spells them.
