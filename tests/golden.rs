@@ -224,7 +224,7 @@ fn guesses_change_nothing() {
         for temperature in [0.0, 0.3, 1.0] {
             let answer = |draft: bool| {
                 let sampling = Sampling { temperature, seed: 5, repetition_penalty: 1.05, ..Default::default() };
-                let request = Request { sampling, max_tokens: 120, stops: Vec::new(), ignore_end: true, draft };
+                let request = Request { sampling, max_tokens: 120, ignore_end: true, draft, ..Request::default() };
                 let mut session = engine.session();
                 let answer = generate(&mut session, &prompt, &request, &mut |_| {}, &|| false).expect("an answer");
                 (answer, session.ids().to_vec())

@@ -89,7 +89,7 @@ fn answer(session: &mut Session, prompt: &[u32], request: &Request) -> Answer {
 }
 
 fn request(sampling: Sampling, max_tokens: usize) -> Request {
-    Request { sampling, max_tokens, stops: Vec::new(), ignore_end: true, draft: true }
+    Request { sampling, max_tokens, ignore_end: true, ..Request::default() }
 }
 
 #[test]

@@ -357,8 +357,7 @@ mod tests {
             sampling: Sampling { seed: 3, ..Sampling::default() },
             max_tokens: 9,
             stops: vec!["x".into()],
-            ignore_end: false,
-            draft: true,
+            ..Request::default()
         }
     }
 

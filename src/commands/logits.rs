@@ -3,7 +3,6 @@
 use super::Outcome;
 use super::model_options::{EngineArgs, ModelArgs, memory_warning};
 use super::terminal::Terminal;
-use cactus::engine::sampler::Sampling;
 use cactus::engine::{Request, generate};
 use cactus::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -51,8 +50,7 @@ pub fn run(args: &Args) -> Outcome {
     let logits = engine.score(&ids)?;
     let mut greedy: Vec<i32> = Vec::new();
     if args.greedy > 0 {
-        let request =
-            Request { sampling: Sampling::default(), max_tokens: args.greedy, stops: Vec::new(), ignore_end: true, draft: true };
+        let request = Request { max_tokens: args.greedy, ignore_end: true, ..Request::default() };
         let answer = generate(&mut engine.session(), &ids, &request, &mut |_| {}, &|| false)?;
         greedy = answer.ids.iter().map(|id| *id as i32).collect();
     }

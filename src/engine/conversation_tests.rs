@@ -1,8 +1,7 @@
 use super::*;
-use crate::engine::sampler::Sampling;
 
 fn settings() -> Settings {
-    let request = Request { sampling: Sampling::default(), max_tokens: 100, stops: Vec::new(), ignore_end: false, draft: true };
+    let request = Request { max_tokens: 100, ..Request::default() };
     Settings { request, think: Think::Auto, overflow: Overflow::Ask }
 }
 

@@ -23,6 +23,13 @@ pub struct Request {
     pub draft: bool,
 }
 
+/// The most probable tokens, 1024 at most, guessing ahead.
+impl Default for Request {
+    fn default() -> Self {
+        Request { sampling: Sampling::default(), max_tokens: 1024, stops: Vec::new(), ignore_end: false, draft: true }
+    }
+}
+
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {

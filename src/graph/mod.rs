@@ -13,7 +13,7 @@
 //! let mut graph = Graph::default();
 //! let table = graph.weight(memory.push_f32("table", &[1.0, 2.0, 3.0, 4.0], 2));
 //! let matrix = graph.weight(memory.push_f32("matrix", &[1.0, 1.0, 0.0, 1.0, 2.0, 0.0], 2));
-//! let x = graph.embed(table)?;
+//! let x = graph.embed(&[table])?;
 //! let y = graph.matmul(x, matrix, None)?;
 //! graph.output(y);
 //!

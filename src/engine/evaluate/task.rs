@@ -3,7 +3,6 @@
 use super::super::chat::{Message, Role};
 use super::super::generate::{Finish, Request};
 use super::super::load::Engine;
-use super::super::sampler::Sampling;
 use super::super::session::Session;
 use super::super::thinking::{Prompt, generate_parts};
 use super::metrics::Softmax;
@@ -210,14 +209,8 @@ pub fn answer(session: &mut Session, task: &Task, manner: &Manner, stopped: &dyn
         let chosen = choose(session, task, &prompt, choices, stopped)?;
         return Ok(Outcome { right: Some(chosen == *right), answer: None, timed_out: false });
     }
-    let sampling = Sampling { temperature: 0.0, repetition_penalty: 1.0, ..Sampling::default() };
-    let request = Request {
-        sampling,
-        max_tokens: task.max_tokens.unwrap_or(manner.max_tokens),
-        stops: task.stops.clone(),
-        ignore_end: false,
-        draft: true,
-    };
+    let max_tokens = task.max_tokens.unwrap_or(manner.max_tokens);
+    let request = Request { max_tokens, stops: task.stops.clone(), ..Request::default() };
     let said = generate_parts(session, &prompt, &request, &mut |_| {}, stopped)?;
     if said.finish == Finish::Interrupted {
         return Err(Error::new(Kind::Interrupted, "interrupted"));
