@@ -25,10 +25,8 @@ const NEWS: f64 = 0.1;
 const LOSS: f64 = 0.01;
 /// A run with guesses must be expected to be this much faster a token.
 const GAIN: f64 = 1.05;
-/// What a run of several tokens is thought to cost, in runs of one, before it was measured: that weights are unpacked into
-/// memory, and each further token.
-const SEVERAL: f64 = 1.7;
-const FURTHER: f64 = 0.22;
+/// What each further token of a run is thought to cost, in runs of one, before it was measured.
+const FURTHER: f64 = 0.25;
 
 /// Guesses for one sequence, and what they have been worth.
 #[derive(Debug, Default)]
@@ -101,7 +99,7 @@ impl Worth {
     }
 
     fn thought(&self, further: usize) -> f64 {
-        self.seconds[0] * (SEVERAL + FURTHER * further as f64)
+        self.seconds[0] * (1.0 + FURTHER * further as f64)
     }
 
     /// How many tokens to guess.
@@ -175,7 +173,7 @@ mod tests {
     fn guesses_are_as_long_as_their_match_is_good() {
         let mut worth = Worth::default();
         worth.learn(0, 0, 0, 1.0);
-        assert_eq!([0, 1, 2].map(|kind| worth.best_length(kind, LONGEST)), [0, 0, 6]);
+        assert_eq!([0, 1, 2].map(|kind| worth.best_length(kind, LONGEST)), [1, 2, 4]);
     }
 
     /// Sequences given piece by piece and at once are the same.

@@ -130,7 +130,7 @@ impl State {
             }
             Store::Int8 { keys, key_scales, values, value_scales } => {
                 let mut cache = attention_int8::Cache { keys, key_scales, values, value_scales, capacity };
-                kernels.1.store(shape, x, stride, key_column, value_column, start, &mut cache);
+                kernels.1.store(pool, shape, x, stride, key_column, value_column, start, &mut cache);
                 kernels.1.run(pool, shape, x, stride, 0, start, &cache, &mut self.scratch, out);
             }
         }

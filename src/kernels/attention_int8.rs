@@ -21,7 +21,7 @@ use super::matmul_quant::tile::Bytes64;
 use super::rotate::Rotate;
 use super::threads::{Parts, Pool};
 use super::variant::{Level, variants};
-use super::vector::{LANES, Lanes};
+use super::vector::{LANES, Lanes, prefetch};
 use crate::quant::format::GROUP;
 use crate::quant::{CqLayout, Format};
 
@@ -29,6 +29,8 @@ use crate::quant::{CqLayout, Format};
 pub const SPAN: usize = 256;
 /// Queries that share loads of keys and values.
 const QUERIES: usize = 4;
+/// Times as many are a task where there are many.
+const BUNDLES: usize = 4;
 /// Rotated groups of the widest head.
 const GROUPS: usize = MAX_HEAD_DIM / GROUP;
 /// Tokens up to which the spans of a query are spread over the threads.
@@ -103,6 +105,12 @@ pub struct Partial {
 impl Partial {
     const EMPTY: Partial = Partial { largest: f32::NEG_INFINITY, total: 0.0, values: [0.0; MAX_HEAD_DIM] };
 
+    /// Forgets what was seen in the first `width` values.
+    fn clear(&mut self, width: usize) {
+        (self.largest, self.total) = (f32::NEG_INFINITY, 0.0);
+        self.values[..width].fill(0.0);
+    }
+
     /// Adds later positions.
     fn join(&mut self, largest: f32, total: f32, values: &[f32]) {
         if total == 0.0 {
@@ -118,7 +126,7 @@ impl Partial {
     }
 }
 
-/// Sums up positions `span..span + SPAN` for the first `N` queries.
+/// Sums up positions `span..span + SPAN`, and no others, for the first `N` queries.
 ///
 /// # Safety
 /// The CPU has the level of `B`; all pointers are valid for `shape` and the positions that are seen.
@@ -135,12 +143,15 @@ unsafe fn span_of<const N: usize, B: Bytes64>(
         let (width, padded, groups) = (shape.value_width(), layout.padded_cols(), layout.groups());
         let first = (0..N).map(|r| job.from[r].max(span)).min().unwrap_or(span);
         let last = (0..N).map(|r| job.to[r].min(span + SPAN)).max().unwrap_or(span);
+        out[..N].iter_mut().for_each(|out| out.clear(width));
         let mut block = first - first % BLOCK;
         while block < last {
             let mut p = [[0.0f32; BLOCK]; N];
+            let key_block: *const u8 = job.keys.add(block * padded).cast();
+            let value_block: *const u8 = job.values.add(block * width).cast();
             for sixteen in (0..BLOCK.min(last - block)).step_by(LANES) {
                 let position = block + sixteen;
-                let mut tile: *const u8 = job.keys.add(position * padded).cast();
+                let mut tile = key_block.add(sixteen * padded);
                 let key_scales = job.key_scales.add(position * groups);
                 let mut scores = [L::<B>::splat(0.0); N];
                 for g in 0..groups {
@@ -150,6 +161,12 @@ unsafe fn span_of<const N: usize, B: Bytes64>(
                     }
                     for k in (g * GROUP..g * GROUP + layout.group_width(g)).step_by(8) {
                         let (a, b) = (B::load(tile), B::load(tile.add(TILE)));
+                        // Keys of the next block, and the values of this one.
+                        let value = value_block.wrapping_add(tile.offset_from_unsigned(key_block));
+                        for line in [tile.wrapping_add(BLOCK * padded), value] {
+                            prefetch(line);
+                            prefetch(line.wrapping_add(TILE));
+                        }
                         for (acc, codes) in acc.iter_mut().zip(&job.codes) {
                             let x = codes.as_ptr().add(k);
                             *acc = [B::dot_int8(acc[0], a, x), B::dot_int8(acc[1], b, x)];
@@ -179,21 +196,34 @@ unsafe fn span_of<const N: usize, B: Bytes64>(
                     continue;
                 }
                 let (p, seen) = (&mut p[r], &mut out[r]);
-                p[..from].fill(f32::NEG_INFINITY);
-                p[to..].fill(f32::NEG_INFINITY);
-                let v: [L<B>; BLOCK / LANES] = std::array::from_fn(|i| L::<B>::load(p.as_ptr().add(i * LANES)));
-                let top = v[0].max(v[1]).max(v[2].max(v[3])).largest().max(seen.largest);
-                shrinks[r] = if seen.largest == f32::NEG_INFINITY { 0.0 } else { (seen.largest - top).exp() };
-                seen.largest = top;
-                for (i, v) in v.into_iter().enumerate() {
-                    v.sub(L::<B>::splat(top)).exp().store(p.as_mut_ptr().add(i * LANES));
+                let masked = from > 0 || to < BLOCK;
+                if masked {
+                    p[..from].fill(f32::NEG_INFINITY);
+                    p[to..].fill(f32::NEG_INFINITY);
                 }
-                p[..from].fill(0.0);
-                p[to..].fill(0.0);
+                let mut v: [L<B>; BLOCK / LANES] = std::array::from_fn(|i| L::<B>::load(p.as_ptr().add(i * LANES)));
+                let top = v[0].max(v[1]).max(v[2].max(v[3])).largest().max(seen.largest);
+                if top > seen.largest {
+                    let shrink = L::<B>::splat(seen.largest - top).exp().largest();
+                    shrinks[r] = if seen.largest == f32::NEG_INFINITY { 0.0 } else { shrink };
+                    seen.largest = top;
+                }
+                for v in &mut v {
+                    *v = v.sub(L::<B>::splat(top)).exp();
+                }
+                if masked {
+                    for (i, v) in v.iter().enumerate() {
+                        v.store(p.as_mut_ptr().add(i * LANES));
+                    }
+                    p[..from].fill(0.0);
+                    p[to..].fill(0.0);
+                    for (i, v) in v.iter_mut().enumerate() {
+                        *v = L::<B>::load(p.as_ptr().add(i * LANES));
+                    }
+                }
                 let mut total = L::<B>::splat(0.0);
                 let mut weights = [L::<B>::splat(0.0); BLOCK / LANES];
-                for (i, w) in weights.iter_mut().enumerate() {
-                    let p = L::<B>::load(p.as_ptr().add(i * LANES));
+                for (i, (w, p)) in weights.iter_mut().zip(v).enumerate() {
                     total = total.add(p);
                     *w = p.mul(L::<B>::load(job.value_scales.add(block + i * LANES)));
                 }
@@ -212,7 +242,7 @@ unsafe fn span_of<const N: usize, B: Bytes64>(
                 sums[r] = sum.sum() as i32;
             }
             for column in (0..width).step_by(LANES) {
-                let mut tile: *const u8 = job.values.add(block * width + column * BLOCK).cast();
+                let mut tile = value_block.add(column * BLOCK);
                 let mut acc = [[B::acc(0); 2]; N];
                 for (acc, sum) in acc.iter_mut().zip(sums) {
                     *acc = [B::acc(-B::INT8_BIAS * sum); 2];
@@ -276,6 +306,7 @@ impl AttentionInt8 {
     #[allow(clippy::too_many_arguments)]
     pub fn store(
         &self,
+        pool: &Pool,
         shape: &AttentionShape,
         x: &[f32],
         stride: usize,
@@ -286,35 +317,54 @@ impl AttentionInt8 {
     ) {
         let (layout, dim, width, capacity) = (head_layout(shape), shape.head_dim, shape.value_width(), cache.capacity);
         let (padded, groups) = (layout.padded_cols(), layout.groups());
-        let (mut codes, mut scales, mut sums) = ([0i8; MAX_HEAD_DIM], [0.0f32; GROUPS], [0i32; GROUPS]);
-        for (t, row) in x.chunks_exact(stride).enumerate() {
-            let position = start + t;
-            assert!(position < capacity);
-            for head in 0..shape.kv_heads {
+        let end = start + x.len() / stride;
+        assert!(end <= capacity);
+        let (keys, key_scales) = (&Parts::new(cache.keys), &Parts::new(cache.key_scales));
+        let (values, value_scales) = (&Parts::new(cache.values), &Parts::new(cache.value_scales));
+        let first = start / BLOCK;
+        // A head and a block of positions, whose places nobody else writes to.
+        let job = |_, task: usize| {
+            let (head, block) = (task % shape.kv_heads, first + task / shape.kv_heads);
+            let at = head * capacity + block * BLOCK;
+            // SAFETY: see above.
+            let (keys, key_scales, values, value_scales) = unsafe {
+                (
+                    keys.slice(at * padded..(at + BLOCK) * padded),
+                    key_scales.slice(at * groups..(at + BLOCK) * groups),
+                    values.slice(at * width..(at + BLOCK) * width),
+                    value_scales.slice(at..at + BLOCK),
+                )
+            };
+            let (mut codes, mut scales, mut sums) = ([0i8; MAX_HEAD_DIM], [0.0f32; GROUPS], [0i32; GROUPS]);
+            for position in start.max(block * BLOCK)..end.min((block + 1) * BLOCK) {
+                let row = &x[(position - start) * stride..][..stride];
+                let position = position % BLOCK;
                 self.rotate.one(&layout, &row[key_column + head * dim..][..dim], &mut codes, &mut scales, &mut sums);
-                let sixteen = head * capacity + position / LANES * LANES;
-                let tiles = &mut cache.keys[sixteen * padded..][..LANES * padded];
+                let sixteen = position / LANES * LANES;
+                let tiles = &mut keys[sixteen * padded..][..LANES * padded];
                 let place = position % LANES / 8 * TILE + position % 8 * 8;
                 for (eight, codes) in codes[..padded].chunks_exact(8).enumerate() {
                     tiles[2 * TILE * eight + place..][..8].copy_from_slice(codes);
                 }
                 for (g, scale) in scales[..groups].iter().enumerate() {
-                    cache.key_scales[sixteen * groups + g * LANES + position % LANES] = *scale;
+                    key_scales[sixteen * groups + g * LANES + position % LANES] = *scale;
                 }
 
                 let v = &row[value_column + head * dim..][..dim];
                 let largest = v.iter().fold(0.0f32, |m, v| m.max(v.abs()));
                 let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-                cache.value_scales[head * capacity + position] = largest / 127.0;
-                let tiles = &mut cache.values[(head * capacity + position / BLOCK * BLOCK) * width..][..BLOCK * width];
-                let place = position % BLOCK / 8 * 2 * TILE + position % 8;
+                value_scales[position] = largest / 127.0;
+                let place = position / 8 * 2 * TILE + position % 8;
                 for (d, v) in v.iter().enumerate() {
                     let tile = d / LANES * 8 * 2 * TILE + d % LANES / 8 * TILE;
                     // The sum is 1.5 * 2^23 and an integer, which its lowest bits hold in two's complement.
-                    tiles[tile + place + d % 8 * 8] = (v * inverse + 12_582_912.0).to_bits() as i8;
+                    values[tile + place + d % 8 * 8] = (v * inverse + 12_582_912.0).to_bits() as i8;
                 }
             }
-        }
+        };
+        let tasks = (end.div_ceil(BLOCK) - first) * shape.kv_heads;
+        // Few are stored before threads could have met.
+        if end - start <= FEW { (0..tasks).for_each(|task| job(0, task)) } else { pool.each(tasks, &job) }
     }
 
     /// Queries in row `t` of `q [tokens, stride]`, columns `query_column..` as `[heads, head_dim]`, at
@@ -377,20 +427,22 @@ impl AttentionInt8 {
             out.iter_mut().zip(&seen.values).for_each(|(o, v)| *o = v / seen.total);
         };
         if tokens > FEW || spans == 1 {
-            pool.each(shape.kv_heads * bundles, &|_, task| {
+            pool.each(shape.kv_heads * bundles.div_ceil(BUNDLES), &|_, task| {
                 // Late queries see most keys; starting with them keeps the threads even.
-                let (kv_head, bundle) = (task % shape.kv_heads, bundles - 1 - task / shape.kv_heads);
-                let (job, count) = queries(kv_head, bundle);
-                let mut seen = [Partial::EMPTY; QUERIES];
-                for span in first_span(&job, count)..spans {
-                    let mut new = [Partial::EMPTY; QUERIES];
-                    // SAFETY: sizes were asserted above, the level by `select`.
-                    unsafe { (self.run)(shape, &layout, &job, count, span * SPAN, &mut new) };
-                    for (seen, new) in seen[..count].iter_mut().zip(&new) {
-                        seen.join(new.largest, new.total, &new.values[..dim]);
+                let (kv_head, last) = (task % shape.kv_heads, bundles - task / shape.kv_heads * BUNDLES);
+                let (mut seen, mut new) = ([Partial::EMPTY; QUERIES], [Partial::EMPTY; QUERIES]);
+                for bundle in last.saturating_sub(BUNDLES)..last {
+                    let (job, count) = queries(kv_head, bundle);
+                    seen.iter_mut().for_each(|seen| seen.clear(dim));
+                    for span in first_span(&job, count)..spans {
+                        // SAFETY: sizes were asserted above, the level by `select`.
+                        unsafe { (self.run)(shape, &layout, &job, count, span * SPAN, &mut new) };
+                        for (seen, new) in seen[..count].iter_mut().zip(&new) {
+                            seen.join(new.largest, new.total, &new.values[..dim]);
+                        }
                     }
+                    (0..count).for_each(|r| write(kv_head, bundle, r, &seen[r]));
                 }
-                (0..count).for_each(|r| write(kv_head, bundle, r, &seen[r]));
             });
             return;
         }

@@ -41,8 +41,8 @@ fn check(shape: AttentionShape, tokens: usize, split: usize) {
         let kernel = AttentionInt8::select(level);
         let mut owned = Owned::new(&shape, capacity);
         let mut cache = owned.cache(capacity);
-        kernel.store(&shape, &x[..split * stride], stride, qw, qw + kw, 0, &mut cache);
-        kernel.store(&shape, &x[split * stride..], stride, qw, qw + kw, split, &mut cache);
+        kernel.store(&Pool::new(2), &shape, &x[..split * stride], stride, qw, qw + kw, 0, &mut cache);
+        kernel.store(&Pool::new(2), &shape, &x[split * stride..], stride, qw, qw + kw, split, &mut cache);
         let mut scratch = vec![0.0; partials(&shape, capacity)];
         let mut run = |threads: usize, first: usize, count: usize| {
             let mut out = vec![f32::NAN; count * qw];

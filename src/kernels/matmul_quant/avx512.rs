@@ -9,6 +9,21 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub struct Bytes(__m512i);
 
+/// Stores two row blocks as 16 rows by 4 columns, twice: every lane of an accumulator is a row then.
+#[inline(always)]
+unsafe fn store_pair([a, b]: [__m512i; 2], p: *mut u8) {
+    unsafe {
+        let even = even_lanes();
+        _mm512_storeu_si512(p.cast(), _mm512_permutex2var_epi32(a, even, b));
+        _mm512_storeu_si512(p.add(64).cast(), _mm512_permutex2var_epi32(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b));
+    }
+}
+
+#[inline(always)]
+unsafe fn even_lanes() -> __m512i {
+    unsafe { _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) }
+}
+
 impl Bytes64 for Bytes {
     type Acc = __m512i;
     type Lanes = Avx512;
@@ -87,11 +102,36 @@ impl Bytes64 for Bytes {
     #[inline(always)]
     unsafe fn row_sums(a: Self::Acc, b: Self::Acc) -> Avx512 {
         unsafe {
-            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let even = even_lanes();
             let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
             let sum = _mm512_add_epi32(_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b));
             Avx512(_mm512_cvtepi32_ps(sum))
         }
+    }
+    #[inline(always)]
+    unsafe fn store_pair(int8: bool, pair: [Self; 2], p: *mut u8) {
+        unsafe { store_pair(pair.map(|w| if int8 { _mm512_xor_si512(w.0, _mm512_set1_epi8(-128)) } else { w.0 }), p) }
+    }
+    /// The second accumulator is not used.
+    #[inline(always)]
+    unsafe fn panel_acc<const N: usize>(start: [i32; N]) -> [[Self::Acc; N]; 2] {
+        unsafe { [start.map(|start| _mm512_set1_epi32(start)), [_mm512_setzero_si512(); N]] }
+    }
+    #[inline(always)]
+    unsafe fn dot_panel<const N: usize>(_int8: bool, acc: &mut [[Self::Acc; N]; 2], w: *const u8, x: *const i8, stride: usize) {
+        unsafe {
+            for i in 0..2 {
+                let w = _mm512_loadu_si512(w.add(64 * i).cast());
+                for (n, acc) in acc[0].iter_mut().enumerate() {
+                    let x = x.add(n * stride + 4 * i).cast::<i32>().read_unaligned();
+                    *acc = _mm512_dpbusd_epi32(*acc, w, _mm512_set1_epi32(x));
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn panel_sums<const N: usize>([sums, _]: &[[Self::Acc; N]; 2]) -> [Avx512; N] {
+        unsafe { sums.map(|sums| Avx512(_mm512_cvtepi32_ps(sums))) }
     }
 }
 
@@ -112,6 +152,10 @@ impl Register for Whole {
     #[inline(always)]
     unsafe fn store(self, p: *mut u8) {
         unsafe { _mm512_storeu_si512(p.cast(), self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_pair(pair: [Self; 2], p: *mut u8) {
+        unsafe { store_pair(pair.map(|w| w.0), p) }
     }
     #[inline(always)]
     unsafe fn levels<const BITS: usize>(table: *const i8) -> Self::Levels {

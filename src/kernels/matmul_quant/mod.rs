@@ -1,6 +1,6 @@
 //! Products of int8 activations with CQ weights.
 //!
-//! One token: codes are looked up and multiplied in registers, nothing is written but the result. Several
+//! Few tokens: codes are looked up and multiplied in registers, nothing is written but the result. Many
 //! tokens: each tile of 64 rows is looked up once into a small int8 panel that all tokens use. Both ways
 //! add in the same order, so a token's result does not depend on its neighbours.
 //!
@@ -138,68 +138,61 @@ unsafe fn finish<L: Lanes>(job: &TileJob, token: usize, row: usize, sums: L) {
     }
 }
 
-/// One token; `N` row blocks are accumulated at once.
+/// `T` tokens from `token` on; `N` row blocks are accumulated at once.
 #[inline(always)]
-unsafe fn one_token<const BITS: usize, const CODE: u8, const N: usize, B: Bytes64>(job: &TileJob) {
+unsafe fn few_tokens<const BITS: usize, const CODE: u8, const N: usize, const T: usize, B: Bytes64>(job: &TileJob, token: usize) {
     unsafe {
         let table = B::table(job.levels);
         let layout = job.layout;
+        let (padded, groups) = (layout.padded_cols(), layout.groups());
         for first in (0..BLOCKS).step_by(N) {
-            let mut sums = [B::Lanes::splat(0.0); BLOCKS / 2];
-            for g in 0..layout.groups() {
-                let mut acc = [B::acc(-bias::<BITS, B>() * job.x.sums[g]); N];
+            let mut sums = [[B::Lanes::splat(0.0); BLOCKS / 2]; T];
+            for g in 0..groups {
+                let mut acc = [[B::acc(0); N]; T];
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    *acc = [B::acc(-bias::<BITS, B>() * job.x.sums[(token + t) * groups + g]); N];
+                }
                 let mut block = job.tile.as_ptr().add(layout.group_offset(g));
-                let mut x = job.x.codes.as_ptr().add(g * group(CODE));
+                let mut x = job.x.codes.as_ptr().add(token * padded + g * group(CODE));
                 for _ in 0..column_blocks::<CODE>(layout, g) {
-                    for (t, acc) in acc.iter_mut().enumerate() {
-                        *acc = dot::<BITS, B>(*acc, weights::<BITS, B>(block, first + t, table), x);
+                    for n in 0..N {
+                        let w = weights::<BITS, B>(block, first + n, table);
+                        for (t, acc) in acc.iter_mut().enumerate() {
+                            acc[n] = dot::<BITS, B>(acc[n], w, x.add(t * padded));
+                        }
                     }
                     block = block.add(64 * BITS);
                     x = x.add(BLOCK_COLS);
                 }
-                let x_scale = B::Lanes::splat(job.x.scales[g]);
                 for i in 0..N / 2 {
-                    let scale = scales::<CODE, B::Lanes>(job, g, 8 * first + LANES * i).mul(x_scale);
-                    sums[i] = B::row_sums(acc[2 * i], acc[2 * i + 1]).fma(scale, sums[i]);
+                    let scale = scales::<CODE, B::Lanes>(job, g, 8 * first + LANES * i);
+                    for (t, (sums, acc)) in sums.iter_mut().zip(&acc).enumerate() {
+                        let scale = scale.mul(B::Lanes::splat(job.x.scales[(token + t) * groups + g]));
+                        sums[i] = B::row_sums(acc[2 * i], acc[2 * i + 1]).fma(scale, sums[i]);
+                    }
                 }
             }
-            for (i, sums) in sums[..N / 2].iter().enumerate() {
-                finish(job, 0, 8 * first + LANES * i, *sums);
+            for (t, sums) in sums.iter().enumerate() {
+                for (i, sums) in sums[..N / 2].iter().enumerate() {
+                    finish(job, token + t, 8 * first + LANES * i, *sums);
+                }
             }
         }
     }
 }
 
-/// [`dot`] for `N` tokens, `stride` activations apart, by twos.
+/// `T` tokens from `token` on without a panel.
 #[inline(always)]
-unsafe fn dot_tokens<const BITS: usize, const N: usize, B: Bytes64>(acc: &mut [B::Acc; N], w: B, x: *const i8, stride: usize) {
+unsafe fn direct<const BITS: usize, const CODE: u8, const T: usize, B: Bytes64 + Shape>(job: &TileJob, token: usize) {
     unsafe {
-        let mut n = 0;
-        while n + 1 < N {
-            let two = [x.add(n * stride), x.add((n + 1) * stride)];
-            [acc[n], acc[n + 1]] = B::dot_two(BITS == 8, [acc[n], acc[n + 1]], w, two);
-            n += 2;
+        if CODE == TRELLIS {
+            return trellis::few_tokens::<BITS, T, B>(job, token, B::TRELLIS_ACCUMULATORS / T);
         }
-        if n < N {
-            acc[n] = dot::<BITS, B>(acc[n], w, x.add(n * stride));
+        match B::ACCUMULATORS / T {
+            8.. => few_tokens::<BITS, CODE, 8, T, B>(job, token),
+            4.. => few_tokens::<BITS, CODE, 4, T, B>(job, token),
+            _ => few_tokens::<BITS, CODE, 2, T, B>(job, token),
         }
-    }
-}
-
-/// Sums of 16 rows for each of the tokens of [`dot_tokens`].
-#[inline(always)]
-unsafe fn token_sums<const N: usize, B: Bytes64>(a: &[B::Acc; N], b: &[B::Acc; N]) -> [B::Lanes; N] {
-    unsafe {
-        let mut sums = [B::Lanes::splat(0.0); N];
-        let mut n = 0;
-        while n + 1 < N {
-            [sums[n], sums[n + 1]] = B::row_sums_two([a[n], a[n + 1]], [b[n], b[n + 1]]);
-            n += 2;
-        }
-        if n < N {
-            sums[n] = B::row_sums(a[n], b[n]);
-        }
-        sums
     }
 }
 
@@ -212,21 +205,17 @@ unsafe fn tokens<const BITS: usize, const CODE: u8, const N: usize, B: Bytes64>(
         for pair in 0..BLOCKS / 2 {
             let mut sums = [B::Lanes::splat(0.0); N];
             for g in 0..groups {
-                let mut start = [B::acc(0); N];
-                for (n, start) in start.iter_mut().enumerate() {
-                    *start = B::acc(-bias::<BITS, B>() * job.x.sums[(token + n) * groups + g]);
-                }
-                let mut acc = [start; 2];
-                let mut w = panel.add(panel_offset::<BITS, CODE>(layout, g) + 128 * pair);
+                let start = std::array::from_fn(|n| -bias::<BITS, B>() * job.x.sums[(token + n) * groups + g]);
+                let mut acc = B::panel_acc::<N>(start);
+                let mut w = panel.add(g * (group(CODE) / BLOCK_COLS) * WIDE + 128 * pair);
                 let mut x = job.x.codes.as_ptr().add(token * padded + g * group(CODE));
                 for _ in 0..column_blocks::<CODE>(layout, g) {
-                    dot_tokens::<BITS, N, B>(&mut acc[0], B::load(w), x, padded);
-                    dot_tokens::<BITS, N, B>(&mut acc[1], B::load(w.add(64)), x, padded);
+                    B::dot_panel::<N>(BITS == 8, &mut acc, w, x, padded);
                     w = w.add(WIDE);
                     x = x.add(BLOCK_COLS);
                 }
                 let scale = scales::<CODE, B::Lanes>(job, g, LANES * pair);
-                for (n, product) in token_sums::<N, B>(&acc[0], &acc[1]).into_iter().enumerate() {
+                for (n, product) in B::panel_sums::<N>(&acc).into_iter().enumerate() {
                     let scale = scale.mul(B::Lanes::splat(job.x.scales[(token + n) * groups + g]));
                     sums[n] = product.fma(scale, sums[n]);
                 }
@@ -238,12 +227,6 @@ unsafe fn tokens<const BITS: usize, const CODE: u8, const N: usize, B: Bytes64>(
     }
 }
 
-/// Offset of a group in the panel; 8-bit weights are used where they are, scales in between.
-#[inline(always)]
-fn panel_offset<const BITS: usize, const CODE: u8>(layout: &CqLayout, group: usize) -> usize {
-    if BITS == 8 { layout.group_offset(group) } else { group * (self::group(CODE) / BLOCK_COLS) * WIDE }
-}
-
 /// Looks up a whole tile.
 #[inline(always)]
 unsafe fn fill_panel<const BITS: usize, const CODE: u8, B: Bytes64>(job: &TileJob, panel: *mut u8) {
@@ -251,14 +234,15 @@ unsafe fn fill_panel<const BITS: usize, const CODE: u8, B: Bytes64>(job: &TileJo
         let table = B::table(job.levels);
         for g in 0..job.layout.groups() {
             let mut block = job.tile.as_ptr().add(job.layout.group_offset(g));
-            let mut out = panel.add(panel_offset::<BITS, CODE>(job.layout, g));
+            let mut out = panel.add(g * (group(CODE) / BLOCK_COLS) * WIDE);
             if CODE == TRELLIS {
                 trellis::fill_group::<BITS, B>(job, g, out);
                 continue;
             }
             for _ in 0..column_blocks::<CODE>(job.layout, g) {
-                for t in 0..BLOCKS {
-                    weights::<BITS, B>(block, t, table).store(out.add(64 * t));
+                for t in (0..BLOCKS).step_by(2) {
+                    let pair = [weights::<BITS, B>(block, t, table), weights::<BITS, B>(block, t + 1, table)];
+                    B::store_pair(BITS == 8, pair, out.add(64 * t));
                 }
                 block = block.add(64 * BITS);
                 out = out.add(WIDE);
@@ -273,18 +257,22 @@ unsafe fn fill_panel<const BITS: usize, const CODE: u8, B: Bytes64>(job: &TileJo
 #[inline(always)]
 unsafe fn tile_product<const BITS: usize, const CODE: u8, B: Bytes64 + Shape>(job: &TileJob, panel: *mut u8) {
     unsafe {
-        if job.tokens == 1 && CODE == TRELLIS {
-            return trellis::one_token::<BITS, B>(job, B::TRELLIS_ROW_BLOCKS);
-        }
         if job.tokens == 1 {
-            return if B::ROW_BLOCKS == 8 { one_token::<BITS, CODE, 8, B>(job) } else { one_token::<BITS, CODE, 4, B>(job) };
+            return direct::<BITS, CODE, 1, B>(job, 0);
         }
-        let panel = if BITS == 8 {
-            job.tile.as_ptr()
-        } else {
-            fill_panel::<BITS, CODE, B>(job, panel);
-            panel.cast_const()
-        };
+        if job.tokens <= B::DIRECT {
+            for token in (0..job.tokens).step_by(4) {
+                match job.tokens - token {
+                    1 => direct::<BITS, CODE, 1, B>(job, token),
+                    2 => direct::<BITS, CODE, 2, B>(job, token),
+                    3 => direct::<BITS, CODE, 3, B>(job, token),
+                    _ => direct::<BITS, CODE, 4, B>(job, token),
+                }
+            }
+            return;
+        }
+        fill_panel::<BITS, CODE, B>(job, panel);
+        let panel = panel.cast_const();
         let mut token = 0;
         if B::TOKENS >= 8 {
             while job.tokens - token >= 8 {
@@ -292,7 +280,7 @@ unsafe fn tile_product<const BITS: usize, const CODE: u8, B: Bytes64 + Shape>(jo
                 token += 8;
             }
         }
-        if B::TOKENS == 4 {
+        if B::TOKENS >= 4 {
             while job.tokens - token >= 4 {
                 tokens::<BITS, CODE, 4, B>(job, panel, token);
                 token += 4;
@@ -310,35 +298,41 @@ unsafe fn tile_product<const BITS: usize, const CODE: u8, B: Bytes64 + Shape>(jo
 
 /// How much of a product fits the registers of an instruction set.
 pub trait Shape {
-    /// Row blocks at once for one token.
-    const ROW_BLOCKS: usize;
+    /// Row blocks times tokens at once where codes are looked up in registers.
+    const ACCUMULATORS: usize;
     /// The same for one native register of trellis codes.
-    const TRELLIS_ROW_BLOCKS: usize;
-    /// Tokens at once for 16 rows.
+    const TRELLIS_ACCUMULATORS: usize;
+    /// Up to as many tokens a panel does not pay.
+    const DIRECT: usize;
+    /// Tokens at once with a panel.
     const TOKENS: usize;
 }
 
 impl Shape for scalar::Bytes {
-    const ROW_BLOCKS: usize = 4;
-    const TRELLIS_ROW_BLOCKS: usize = 4;
+    const ACCUMULATORS: usize = 4;
+    const TRELLIS_ACCUMULATORS: usize = 4;
+    const DIRECT: usize = 1;
     const TOKENS: usize = 2;
 }
 #[cfg(target_arch = "x86_64")]
 impl Shape for avx2::Bytes {
-    const ROW_BLOCKS: usize = 4;
-    const TRELLIS_ROW_BLOCKS: usize = 8;
+    const ACCUMULATORS: usize = 4;
+    const TRELLIS_ACCUMULATORS: usize = 8;
+    const DIRECT: usize = 2;
     const TOKENS: usize = 2;
 }
 #[cfg(target_arch = "x86_64")]
 impl Shape for avx512::Bytes {
-    const ROW_BLOCKS: usize = 8;
-    const TRELLIS_ROW_BLOCKS: usize = 8;
+    const ACCUMULATORS: usize = 16;
+    const TRELLIS_ACCUMULATORS: usize = 16;
+    const DIRECT: usize = 8;
     const TOKENS: usize = 8;
 }
 #[cfg(target_arch = "aarch64")]
 impl<const MUL: u8> Shape for neon::Bytes<MUL> {
-    const ROW_BLOCKS: usize = 4;
-    const TRELLIS_ROW_BLOCKS: usize = 8;
+    const ACCUMULATORS: usize = 4;
+    const TRELLIS_ACCUMULATORS: usize = 16;
+    const DIRECT: usize = 4;
     const TOKENS: usize = if MUL == neon::I8MM { 4 } else { 2 };
 }
 
@@ -399,7 +393,7 @@ impl MatMulQuant {
 
     /// Scratch bytes that [`run`](Self::run) needs a thread when there are several tokens.
     pub fn panel_bytes(layout: &CqLayout) -> usize {
-        if layout.bits == 8 { 0 } else { layout.padded_cols() * TILE_ROWS }
+        layout.padded_cols() * TILE_ROWS
     }
 
     /// `out [tokens, rows] = x W^T (+ bias)`. `scratch` holds [`panel_bytes`](Self::panel_bytes) for each

@@ -125,7 +125,7 @@ fn equals_the_slow_truth_at_every_level() {
                 for (o, t) in alone.iter().zip(&truth) {
                     assert!((f64::from(*o) - t).abs() < 1e-5 * size, "{level} {format} {rows}x{cols}: {o} {t}");
                 }
-                for tokens in [2, 3, 8, 11] {
+                for tokens in 2..=most {
                     let together = run(0, tokens);
                     assert_eq!(together, alone[..tokens * rows], "{level} {format}: a token depends on its neighbours");
                 }
@@ -181,11 +181,13 @@ fn blocks_are_exact_at_every_level() {
     }
 }
 
-/// Prints weights a second and core of one token (all weights in the second-level cache) and of many tokens:
+/// Prints weights a second and core of one token (all weights in the second-level cache) and of many tokens, and what
+/// a few tokens cost against one:
 /// `cargo test --release --lib -- --ignored --nocapture speed_of_products`.
 #[test]
 #[ignore = "a measurement"]
 fn speed_of_products() {
+    const COUNTS: [usize; 8] = [1, 64, 2, 3, 4, 5, 6, 8];
     let pool = Pool::new(1);
     let (rows, cols) = (512, 2048);
     let tensors = FORMATS.map(|format| {
@@ -194,17 +196,17 @@ fn speed_of_products() {
     });
     for level in Level::supported() {
         let kernel = MatMulQuant::select(level);
-        let mut best = [[f64::MAX; 2]; FORMATS.len()];
+        let mut best = [[f64::MAX; COUNTS.len()]; FORMATS.len()];
         // In turn and many times, because other programs run too.
         for _ in 0..if level == Level::Scalar { 3 } else { 40 } {
             for ((layout, data), best) in tensors.iter().zip(&mut best) {
-                for (best, tokens) in best.iter_mut().zip([1, 64]) {
+                for (best, tokens) in best.iter_mut().zip(COUNTS) {
                     let (codes, scales) = (vec![1i8; tokens * cols], vec![0.01; tokens * layout.groups()]);
                     let sums = vec![128; tokens * layout.groups()];
                     let x = Rotated { codes: &codes, scales: &scales, sums: &sums };
                     let mut out = vec![0.0; tokens * rows];
                     let mut scratch = vec![0; MatMulQuant::panel_bytes(layout)];
-                    for _ in 0..if tokens == 1 { 10 } else { 1 } {
+                    for _ in 0..if tokens < 64 { 10 } else { 1 } {
                         let start = std::time::Instant::now();
                         kernel.run(&pool, layout, data, x, None, Columns::all(&mut out, layout.rows), &mut scratch);
                         *best = best.min(start.elapsed().as_secs_f64());
@@ -216,10 +218,12 @@ fn speed_of_products() {
         for (format, best) in FORMATS.into_iter().zip(best) {
             let speed = |seconds: f64, tokens: f64| tokens * (rows * cols) as f64 / seconds * 1e-9;
             println!(
-                "{level:>12} {format}: one token {:6.2} Gweights/s ({:.2} of cq4), 64 tokens {:7.2}",
+                "{level:>12} {format}: one token {:6.2} Gweights/s ({:.2} of cq4), 64 tokens {:7.2}, {:?} tokens {:.2?} times one",
                 speed(best[0], 1.0),
                 cq4 / best[0],
-                speed(best[1], 64.0)
+                speed(best[1], 64.0),
+                &COUNTS[2..],
+                best[2..].iter().map(|few| few / best[0]).collect::<Vec<f64>>(),
             );
         }
     }

@@ -22,6 +22,14 @@ pub trait Bytes64: Copy {
 
     unsafe fn table(levels: &[i8; 16]) -> Self::Table;
     unsafe fn load(p: *const u8) -> Self;
+    /// Stores two row blocks in a panel, as [`Bytes64::dot_panel`] wants them; `int8` if they were not looked up.
+    #[inline(always)]
+    unsafe fn store_pair(_int8: bool, pair: [Self; 2], p: *mut u8) {
+        unsafe {
+            pair[0].store(p);
+            pair[1].store(p.add(64));
+        }
+    }
     unsafe fn store(self, p: *mut u8);
     /// Shifts every byte right by `n` in 0..8; bits that come in from above are arbitrary.
     unsafe fn shift_right(self, n: usize) -> Self;
@@ -59,5 +67,46 @@ pub trait Bytes64: Copy {
     #[inline(always)]
     unsafe fn row_sums_two(a: [Self::Acc; 2], b: [Self::Acc; 2]) -> [Self::Lanes; 2] {
         unsafe { [Self::row_sums(a[0], b[0]), Self::row_sums(a[1], b[1])] }
+    }
+
+    /// Accumulators for `N` tokens and 16 rows of a panel; the rows of token `n` sum to `start[n]`.
+    #[inline(always)]
+    unsafe fn panel_acc<const N: usize>(start: [i32; N]) -> [[Self::Acc; N]; 2] {
+        unsafe { [start.map(|start| Self::acc(start)); 2] }
+    }
+    /// Adds the products of 16 rows that stand at `w` in a panel with eight activations of each of `N` tokens, `stride` apart.
+    #[inline(always)]
+    unsafe fn dot_panel<const N: usize>(int8: bool, acc: &mut [[Self::Acc; N]; 2], w: *const u8, x: *const i8, stride: usize) {
+        unsafe {
+            for (i, acc) in acc.iter_mut().enumerate() {
+                let w = Self::load(w.add(64 * i));
+                let mut n = 0;
+                while n + 1 < N {
+                    let two = [x.add(n * stride), x.add((n + 1) * stride)];
+                    [acc[n], acc[n + 1]] = Self::dot_two(int8, [acc[n], acc[n + 1]], w, two);
+                    n += 2;
+                }
+                if n < N {
+                    let x = x.add(n * stride);
+                    acc[n] = if int8 { Self::dot_int8(acc[n], w, x) } else { Self::dot(acc[n], w, x) };
+                }
+            }
+        }
+    }
+    /// What [`Bytes64::dot_panel`] has summed up.
+    #[inline(always)]
+    unsafe fn panel_sums<const N: usize>([a, b]: &[[Self::Acc; N]; 2]) -> [Self::Lanes; N] {
+        unsafe {
+            let mut sums = [Self::Lanes::splat(0.0); N];
+            let mut n = 0;
+            while n + 1 < N {
+                [sums[n], sums[n + 1]] = Self::row_sums_two([a[n], a[n + 1]], [b[n], b[n + 1]]);
+                n += 2;
+            }
+            if n < N {
+                sums[n] = Self::row_sums(a[n], b[n]);
+            }
+            sums
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Decoding of trellis codes (see [`crate::quant::trellis`]) in registers, and the product for one token.
+//! Decoding of trellis codes (see [`crate::quant::trellis`]) in registers, and the product for few tokens.
 //!
 //! Every 16-byte lane of a plane is a sequence of its own: 2 rows by 8 columns by all 8 row blocks, a row block
 //! being a bit of every byte. So an instruction set works with registers of any whole number of lanes.
@@ -29,6 +29,14 @@ pub trait Register: Copy {
 
     unsafe fn load(p: *const u8) -> Self;
     unsafe fn store(self, p: *mut u8);
+    /// Stores two row blocks in a panel as [`Bytes64::store_pair`] does.
+    #[inline(always)]
+    unsafe fn store_pair(pair: [Self; 2], p: *mut u8) {
+        unsafe {
+            pair[0].store(p);
+            pair[1].store(p.add(64));
+        }
+    }
     /// Prepares the first `levels(BITS)` of 64 levels.
     unsafe fn levels<const BITS: usize>(table: *const i8) -> Self::Levels;
     /// Pairs `2 * half` and `2 * half + 1` of coded and first free bits (at 1 bit there are none).
@@ -189,22 +197,25 @@ unsafe fn weights<const BITS: usize, R: Register>(block: *const u8, half: usize,
     }
 }
 
-/// Sums over a group for `4 * HALVES` row blocks from `4 * FIRST` on, in the register at `block`.
+/// Sums over a group for `T` tokens, `stride` activations apart, and `4 * HALVES` row blocks from `4 * FIRST` on, in
+/// the register at `block`.
 #[inline(always)]
-unsafe fn group_sums<const BITS: usize, const FIRST: usize, const HALVES: usize, R: Register>(
+unsafe fn group_sums<const BITS: usize, const FIRST: usize, const HALVES: usize, const T: usize, R: Register>(
     mut block: *const u8,
-    mut x: *const i8,
+    (mut x, stride): (*const i8, usize),
     width: usize,
-    start: i32,
+    start: [i32; T],
     levels: R::Levels,
-) -> [[R::Acc; 4]; HALVES] {
+) -> [[[R::Acc; 4]; HALVES]; T] {
     unsafe {
-        let mut acc = [[R::acc(start); 4]; HALVES];
+        let mut acc = start.map(|start| [[R::acc(start); 4]; HALVES]);
         for _ in 0..width / BLOCK_COLS {
-            for (half, acc) in acc.iter_mut().enumerate() {
+            for half in 0..HALVES {
                 let weights = weights::<BITS, R>(block, FIRST + half, levels);
-                for (acc, w) in acc.iter_mut().zip(weights) {
-                    *acc = R::dot(*acc, w, x);
+                for (token, acc) in acc.iter_mut().enumerate() {
+                    for (acc, w) in acc[half].iter_mut().zip(weights) {
+                        *acc = R::dot(*acc, w, x.add(token * stride));
+                    }
                 }
             }
             block = block.add(64 * BITS);
@@ -214,47 +225,58 @@ unsafe fn group_sums<const BITS: usize, const FIRST: usize, const HALVES: usize,
     }
 }
 
-/// One token, the row blocks of [`group_sums`].
+/// `T` tokens from `token` on, the row blocks of [`group_sums`].
 #[inline(always)]
-unsafe fn rows<const BITS: usize, const FIRST: usize, const HALVES: usize, B: Bytes64>(job: &TileJob) {
+unsafe fn rows<const BITS: usize, const FIRST: usize, const HALVES: usize, const T: usize, B: Bytes64>(
+    job: &TileJob,
+    token: usize,
+) {
     unsafe {
         let layout = job.layout;
+        let (padded, groups) = (layout.padded_cols(), layout.groups());
         let levels = B::Register::levels::<BITS>(job.header.as_ptr().cast());
-        let mut sums = [[B::Lanes::splat(0.0); 2]; HALVES];
-        for g in 0..layout.groups() {
+        let mut sums = [[[B::Lanes::splat(0.0); 2]; HALVES]; T];
+        for g in 0..groups {
             // A row's lanes of several registers meet here.
-            let mut whole = [[[0i32; 16]; 4]; HALVES];
-            let start = -B::LOOKUP_BIAS * job.x.sums[g];
-            let x = job.x.codes.as_ptr().add(g * GROUP);
+            let mut whole = [[[[0i32; 16]; 4]; HALVES]; T];
+            let start = std::array::from_fn(|t| -B::LOOKUP_BIAS * job.x.sums[(token + t) * groups + g]);
+            let x = (job.x.codes.as_ptr().add(token * padded + g * GROUP), padded);
             for at in (0..64).step_by(B::Register::BYTES) {
                 let block = job.tile.as_ptr().add(layout.group_offset(g) + at);
-                let acc = group_sums::<BITS, FIRST, HALVES, B::Register>(block, x, layout.group_width(g), start, levels);
-                for (whole, acc) in whole.as_flattened_mut().iter_mut().zip(acc.as_flattened()) {
+                let width = layout.group_width(g);
+                let acc = group_sums::<BITS, FIRST, HALVES, T, B::Register>(block, x, width, start, levels);
+                let acc = acc.as_flattened().as_flattened();
+                for (whole, acc) in whole.as_flattened_mut().as_flattened_mut().iter_mut().zip(acc) {
                     B::Register::store_acc(*acc, whole.as_mut_ptr().add(at / 4));
                 }
             }
-            let x_scale = B::Lanes::splat(job.x.scales[g]);
-            for (i, sums) in sums.as_flattened_mut().iter_mut().enumerate() {
-                let [a, b] = [2 * i, 2 * i + 1].map(|t| whole.as_flattened()[t].as_ptr());
-                let scale = scales::<TRELLIS, B::Lanes>(job, g, 32 * FIRST + LANES * i).mul(x_scale);
-                *sums = B::row_sums(B::load_acc(a), B::load_acc(b)).fma(scale, *sums);
+            for i in 0..2 * HALVES {
+                let scale = scales::<TRELLIS, B::Lanes>(job, g, 32 * FIRST + LANES * i);
+                for (t, (sums, whole)) in sums.iter_mut().zip(&whole).enumerate() {
+                    let [a, b] = [2 * i, 2 * i + 1].map(|block| whole.as_flattened()[block].as_ptr());
+                    let scale = scale.mul(B::Lanes::splat(job.x.scales[(token + t) * groups + g]));
+                    let sum = &mut sums.as_flattened_mut()[i];
+                    *sum = B::row_sums(B::load_acc(a), B::load_acc(b)).fma(scale, *sum);
+                }
             }
         }
-        for (i, sums) in sums.as_flattened().iter().enumerate() {
-            finish(job, 0, 32 * FIRST + LANES * i, *sums);
+        for (t, sums) in sums.iter().enumerate() {
+            for (i, sums) in sums.as_flattened().iter().enumerate() {
+                finish(job, token + t, 32 * FIRST + LANES * i, *sums);
+            }
         }
     }
 }
 
-/// One token; `row_blocks` (8 or 4) are accumulated at once.
+/// `T` tokens from `token` on; `row_blocks` (8, or any less for 4) are accumulated at once.
 #[inline(always)]
-pub unsafe fn one_token<const BITS: usize, B: Bytes64>(job: &TileJob, row_blocks: usize) {
+pub unsafe fn few_tokens<const BITS: usize, const T: usize, B: Bytes64>(job: &TileJob, token: usize, row_blocks: usize) {
     unsafe {
-        if row_blocks == 8 {
-            rows::<BITS, 0, 2, B>(job);
+        if row_blocks >= 8 {
+            rows::<BITS, 0, 2, T, B>(job, token);
         } else {
-            rows::<BITS, 0, 1, B>(job);
-            rows::<BITS, 1, 1, B>(job);
+            rows::<BITS, 0, 1, T, B>(job, token);
+            rows::<BITS, 1, 1, T, B>(job, token);
         }
     }
 }
@@ -263,14 +285,15 @@ pub unsafe fn one_token<const BITS: usize, B: Bytes64>(job: &TileJob, row_blocks
 #[inline(always)]
 pub unsafe fn fill_group<const BITS: usize, B: Bytes64>(job: &TileJob, group: usize, mut out: *mut u8) {
     unsafe {
-        let levels = B::Register::levels::<BITS>(job.header.as_ptr().cast());
+        type R<B> = <B as Bytes64>::Register;
+        let levels = R::<B>::levels::<BITS>(job.header.as_ptr().cast());
         let mut block = job.tile.as_ptr().add(job.layout.group_offset(group));
         for _ in 0..job.layout.group_width(group) / BLOCK_COLS {
             for at in (0..64).step_by(B::Register::BYTES) {
                 for half in 0..2 {
                     let weights = weights::<BITS, B::Register>(block.add(at), half, levels);
-                    for (i, w) in weights.into_iter().enumerate() {
-                        w.store(out.add(64 * (BLOCKS / 2 * half + i) + at));
+                    for (i, pair) in weights.as_chunks::<2>().0.iter().enumerate() {
+                        R::<B>::store_pair(*pair, out.add(64 * (BLOCKS / 2 * half + 2 * i) + at));
                     }
                 }
             }

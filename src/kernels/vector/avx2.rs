@@ -27,6 +27,16 @@ pub(super) unsafe fn sum8(x: __m256) -> f32 {
     }
 }
 
+/// The largest of eight lanes.
+#[inline(always)]
+pub(super) unsafe fn largest8(x: __m256) -> f32 {
+    unsafe {
+        let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+        let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+        _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
+    }
+}
+
 /// The transform of eight lanes. No closure, so that it is compiled for the caller's instruction set.
 #[inline(always)]
 unsafe fn hadamard8(x: __m256) -> __m256 {
@@ -161,6 +171,10 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe { sum8(_mm256_add_ps(self.0, self.1)) }
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe { largest8(_mm256_max_ps(self.0, self.1)) }
     }
     #[inline(always)]
     unsafe fn hadamard16(self) -> Self {

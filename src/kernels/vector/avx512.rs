@@ -109,6 +109,13 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe {
+            let high = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0x4E>(self.0, self.0));
+            super::avx2::largest8(_mm256_max_ps(_mm512_castps512_ps256(self.0), high))
+        }
+    }
+    #[inline(always)]
     unsafe fn hadamard16(self) -> Self {
         unsafe {
             let x = self.0;

@@ -25,6 +25,20 @@ pub const LANES: usize = 16;
 /// Where the code of a one-byte scale is added to the bits of an f32, see `quant::trellis::ScaleCode`.
 const SCALE_SHIFT: u32 = 19;
 
+/// Asks for the cache line at `p`, which may be anywhere, so that it is there when it is read.
+#[inline(always)]
+pub fn prefetch(p: *const u8) {
+    // SAFETY: these have no effect but on caches.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast())
+    }
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags))
+    }
+}
+
 /// Sixteen f32 values.
 #[allow(clippy::missing_safety_doc)] // the module text is the contract
 pub trait Lanes: Copy {

@@ -145,6 +145,13 @@ impl Lanes for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe {
+            let [a, b, c, d] = self.0;
+            vmaxvq_f32(vmaxq_f32(vmaxq_f32(a, c), vmaxq_f32(b, d)))
+        }
+    }
+    #[inline(always)]
     unsafe fn hadamard16(self) -> Self {
         unsafe {
             let odd = [1.0f32, -1.0, 1.0, -1.0];
