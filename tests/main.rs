@@ -16,6 +16,7 @@ mod models;
 mod official;
 mod pains;
 mod pipes;
+mod prompt_cache;
 mod real_models;
 mod repl;
 mod resume;

@@ -12,12 +12,11 @@ mod spread;
 mod table;
 
 use super::Outcome;
-use super::model_options::{ModelArgs, cache_format};
+use super::model_options::{MachineArgs, ModelArgs};
 use super::settings::{self, Key};
 use super::terminal::{self, Terminal};
 use android::Device;
 use cactus::error::{Error, Result};
-use cactus::graph::CacheFormat;
 use cactus::kernels::Topology;
 use compare::Comparison;
 use peer::Peer;
@@ -75,12 +74,8 @@ pub struct MeasureArgs {
     /// Seconds to wait between runs, so that the machine cools down
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = seconds)]
     pause: f64,
-    /// Threads [default: one for each fast core this process may use]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=512))]
-    threads: Option<u16>,
-    /// Keys and values of earlier tokens: f16, or int8 in half the memory [default: int8 below 8 bits a weight]
-    #[arg(long, value_parser = cache_format())]
-    kv: Option<CacheFormat>,
+    #[command(flatten)]
+    machine: MachineArgs,
     /// Keep the process on as many of the fastest cores as there are threads (Linux, Android)
     #[arg(long)]
     pin: bool,
@@ -164,7 +159,7 @@ fn pinned(args: &MeasureArgs) -> Result<Option<Vec<usize>>> {
         return Ok(None);
     }
     let set = || settings::current().whole(Key::Threads).map(|n| n as usize);
-    let threads = args.threads.map(usize::from).or_else(set).unwrap_or_else(|| Topology::detect().threads());
+    let threads = args.machine.threads.map(usize::from).or_else(set).unwrap_or_else(|| Topology::detect().threads());
     affinity::pin(threads).map(Some)
 }
 
@@ -237,8 +232,9 @@ impl MeasureArgs {
         if let Some(depths) = &self.depth {
             options.push(format!("--depth {}", depths.iter().map(usize::to_string).collect::<Vec<_>>().join(",")));
         }
-        options.extend(self.threads.map(|n| format!("--threads {n}")));
-        options.extend(self.kv.map(|kv| format!("--kv {kv}")));
+        options.extend(self.machine.threads.map(|n| format!("--threads {n}")));
+        options.extend(self.machine.kv.map(|kv| format!("--kv {kv}")));
+        options.extend(self.machine.no_huge_pages.then(|| "--no-huge-pages".to_owned()));
         options.extend(self.pin.then(|| "--pin".to_owned()));
         options
     }
@@ -255,8 +251,7 @@ mod tests {
             depth: depth.map(<[usize]>::to_vec),
             runs: 7,
             pause: 0.0,
-            threads: None,
-            kv: None,
+            machine: MachineArgs::default(),
             pin: false,
         }
     }

@@ -142,8 +142,7 @@ impl Subject {
     }
 
     fn load(&self, engine: &EngineArgs, context: Option<usize>, terminal: &Terminal) -> Result<Engine> {
-        let engine =
-            EngineArgs { threads: engine.threads, context: context.or(engine.context), kv: engine.kv }.load(&self.bundle)?;
+        let engine = EngineArgs { context: context.or(engine.context), ..engine.clone() }.load(&self.bundle)?;
         if let Some(warning) = memory_warning(&engine) {
             terminal.note(&warning);
         }

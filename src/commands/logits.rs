@@ -31,7 +31,7 @@ pub fn run(args: &Args) -> Outcome {
     let ids = read_ids(&args.ids)?;
     // Room for everything that was asked for, unless a context was.
     let context = args.engine.context.or(Some(ids.len() + args.greedy));
-    let engine_args = EngineArgs { threads: args.engine.threads, context, kv: args.engine.kv };
+    let engine_args = EngineArgs { context, ..args.engine.clone() };
     let mut terminal = Terminal::new(args.quiet);
     let bundle = args.model.bundle(&mut terminal)?;
     let engine = engine_args.load(&bundle)?;

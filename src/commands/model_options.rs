@@ -43,17 +43,27 @@ pub struct ModelArgs {
 }
 
 /// How a model is run.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone, Default)]
 pub struct EngineArgs {
-    /// Threads [default: one for each fast core this process may use]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=512))]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
     /// Tokens of prompt and answer together [default: 4096, or the model's limit]
     #[arg(long)]
     pub context: Option<usize>,
+}
+
+/// What of the machine a model gets.
+#[derive(clap::Args, Clone, Default)]
+pub struct MachineArgs {
+    /// Threads [default: one for each fast core this process may use]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub threads: Option<u16>,
     /// Keys and values of earlier tokens: f16, or int8 in half the memory [default: int8 below 8 bits a weight]
     #[arg(long, value_parser = cache_format())]
     pub kv: Option<CacheFormat>,
+    /// Leave weights in the pages of the file, which other programs share, instead of moving them to huge pages
+    #[arg(long)]
+    pub no_huge_pages: bool,
 }
 
 pub fn cache_format() -> impl clap::builder::TypedValueParser<Value = CacheFormat> {
@@ -337,12 +347,16 @@ impl EngineArgs {
             fits_at_all("the weights", weights, memory)?;
         }
         let set = settings::current();
-        let threads = self.threads.map(usize::from).or_else(|| set.whole(Key::Threads).map(|n| n as usize));
+        let MachineArgs { threads, kv, no_huge_pages } = self.machine;
+        let threads = threads.map(usize::from).or_else(|| set.whole(Key::Threads).map(|n| n as usize));
         let mut context = self.context;
         if let (None, Some(wanted)) = (context, set.whole(Key::Context)) {
             context = Some((wanted as usize).min(Bundle::read_manifest(path)?.spec.max_context));
         }
-        let engine = Engine::load(path, &LoadOptions { threads, ceiling: ceiling()?, context, cache: self.kv })?;
+        // The file's pages stay in the page cache for a while.
+        let huge_pages = !no_huge_pages && memory.is_some_and(|memory| weights <= memory.available / 2);
+        let options = LoadOptions { threads, ceiling: ceiling()?, context, cache: kv, huge_pages };
+        let engine = Engine::load(path, &options)?;
         if let Some(memory) = memory {
             let what = format!("a context of {} tokens", engine.context());
             fits_at_all(&what, engine.footprint().cache, memory)?;

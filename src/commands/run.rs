@@ -16,7 +16,7 @@ use super::{Failure, Outcome};
 use cactus::engine::chat::{Message, Role};
 use cactus::engine::sampler::Sampling;
 use cactus::engine::thinking::{Prompt, Think};
-use cactus::engine::{Engine, Finish, Request, response};
+use cactus::engine::{Engine, Finish, Request, Restored, Session, response};
 use cactus::error::{Error, Result};
 use cactus::hub::catalog;
 use cactus::kernels::Topology;
@@ -58,6 +58,10 @@ pub struct Args {
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// Keep what was read in FILE, and go on from there in a later call: what a prompt has in common with the last one
+    /// need not be read again
+    #[arg(long, value_name = "FILE")]
+    pub prompt_cache: Option<PathBuf>,
     /// Print the answer as a JSON object with confidence, timings and token counts
     #[arg(long)]
     pub json: bool,
@@ -175,7 +179,8 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
         terminal.detail(&details(&engine, &request));
     }
     terminal::catch_interrupts();
-    let asked = Asked { engine: &engine, request: &request, system: args.system(), think: args.think };
+    let prompt_cache = args.prompt_cache.as_deref();
+    let asked = Asked { engine: &engine, request: &request, system: args.system(), think: args.think, prompt_cache };
     let outcome = match work {
         Work::Prompt(prompt, output) => one(args, &asked, &prompt, output, &mut stats, &terminal),
         Work::Batch(batch) => many(&asked, batch, &mut stats, &mut terminal),
@@ -200,13 +205,45 @@ struct Asked<'a> {
     request: &'a Request,
     system: Option<&'a str>,
     think: Think,
+    prompt_cache: Option<&'a Path>,
+}
+
+impl<'a> Asked<'a> {
+    /// A session that holds what `--prompt-cache` kept.
+    fn session(&self, terminal: &Terminal) -> Result<Session<'a>> {
+        let mut session = self.engine.session();
+        let Some(path) = self.prompt_cache else { return Ok(session) };
+        let note = |what: &str| terminal.note(&format!("note: {} {what}; it is made anew", path.display()));
+        match session.restore(path)? {
+            Restored::Nothing => own_folder(path)?,
+            Restored::Tokens(tokens) => terminal.detail(&format!("prompt cache: {tokens} tokens")),
+            Restored::Foreign => note("was made with another model, CPU or --kv"),
+            Restored::Damaged => note("is damaged"),
+        }
+        Ok(session)
+    }
+
+    /// Keeps what the session holds for `--prompt-cache`.
+    fn keep(&self, session: &mut Session) -> Result<()> {
+        self.prompt_cache.map_or(Ok(()), |path| session.save(path))
+    }
+}
+
+/// That a file can be written there is known before the work.
+fn own_folder(path: &Path) -> Result<()> {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+            Err(Error::usage(format!("there is no folder {} for --prompt-cache", folder.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Answers one prompt.
 fn one(args: &Args, asked: &Asked, prompt: &str, output: Output, stats: &mut Stats, terminal: &Terminal) -> Outcome {
     let engine = asked.engine;
     let prompt = one_turn(engine, asked.system, prompt, asked.think)?;
-    let mut session = engine.session();
+    let mut session = asked.session(terminal)?;
     session.profile = args.profile.then(Default::default);
     let shown = Shown { thoughts: args.think.shows() && !args.quiet && !args.json, answer: !args.json, markdown: false };
     let display = RefCell::new(Display::to(output, shown));
@@ -216,6 +253,10 @@ fn one(args: &Args, asked: &Asked, prompt: &str, output: Output, stats: &mut Sta
     let mut output = display.into_inner().finish()?;
     if args.json {
         output.write(&format!("{}\n", response::completion(&answer, THRESHOLD)))?;
+    }
+    // All but the last token of a prompt that was known is known still.
+    if answer.reused_tokens + 1 < answer.prompt_tokens {
+        asked.keep(&mut session)?;
     }
     if let Some(profile) = &session.profile {
         terminal.say(&profile.table());
@@ -240,8 +281,8 @@ fn one(args: &Args, asked: &Asked, prompt: &str, output: Output, stats: &mut Sta
 
 /// Answers every line of a batch, in one session, so that what prompts begin with alike is run once.
 fn many(asked: &Asked, batch: Batch, stats: &mut Stats, terminal: &mut Terminal) -> Outcome {
-    let Asked { engine, request, system, think } = *asked;
-    let mut session = engine.session();
+    let Asked { engine, request, system, think, .. } = *asked;
+    let mut session = asked.session(terminal)?;
     let answer = &mut |item: Item| {
         let system = item.system.as_deref().or(system).filter(|text| !text.is_empty());
         let think = item.think.unwrap_or(think);
@@ -260,7 +301,8 @@ fn many(asked: &Asked, batch: Batch, stats: &mut Stats, terminal: &mut Terminal)
         let answer = stats.answer(&mut session, &prompt, &item.request, &mut |_| {}, &terminal::interrupted)?;
         Ok((answer.finish != Finish::Interrupted).then(|| response::completion(&answer, THRESHOLD)))
     };
-    batch.run(request, answer, &|error| response::failure(error, THRESHOLD), terminal)
+    batch.run(request, answer, &|error| response::failure(error, THRESHOLD), terminal)?;
+    Ok(asked.keep(&mut session)?)
 }
 
 /// The prompt of one user turn; a model without a chat template gets the text as it is.
@@ -316,7 +358,12 @@ fn work(args: &Args) -> Result<Work> {
         }
         return Ok(Work::Batch(Batch::open(input, args.output.as_deref())?));
     }
-    let Some(prompt) = prompt(args)? else { return Ok(Work::Chat) };
+    let Some(prompt) = prompt(args)? else {
+        return match args.prompt_cache {
+            Some(_) => Err(Error::usage("--prompt-cache needs a prompt or --batch").with_hint("/save keeps a chat")),
+            None => Ok(Work::Chat),
+        };
+    };
     Ok(Work::Prompt(prompt, Output::open(args.output.as_deref())?))
 }
 

@@ -3,6 +3,7 @@
 use super::chat::{Message, Role};
 use super::generate::Request;
 use super::load::Engine;
+use super::own_file;
 use super::thinking::{Prompt, Think};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -306,21 +307,8 @@ impl Conversation {
 
     /// Writes the conversation to a file that only its owner may read; whatever was there is replaced at once.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let failed = |e: &std::io::Error| Error::io("write", path, e);
         let text = format!("{:#}\n", self.to_json());
-        let mut name = path.file_name().ok_or_else(|| Error::usage("no file name to save to"))?.to_owned();
-        name.push(format!(".{}.part", std::process::id()));
-        let part = path.with_file_name(name);
-        let mut options = std::fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let mut file = options.open(&part).map_err(|e| failed(&e))?;
-        let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| std::fs::rename(&part, path));
-        written.map_err(|e| {
-            let _ = std::fs::remove_file(&part);
-            failed(&e)
-        })
+        own_file::replace(path, |file| file.write_all(text.as_bytes()))
     }
 
     /// Reads a file that [`Conversation::save`] wrote, or one of that form.

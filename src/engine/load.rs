@@ -11,6 +11,7 @@ use crate::model::bundle::{self, Bundle};
 use crate::model::decoder::{self, Logits};
 use crate::quant::Bits;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Tokens of a prefill run. Larger runs win little and need more memory.
@@ -19,6 +20,9 @@ const PREFILL: usize = 128;
 const SCORE: usize = 32;
 /// Positions when nothing else is asked for.
 pub const DEFAULT_CONTEXT: usize = 4096;
+
+/// Runs of decoding before weights move to huge pages: short answers do not pay for what they win nothing from.
+const PATIENCE: usize = 16;
 
 /// How to run a model.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +35,9 @@ pub struct LoadOptions {
     pub context: Option<usize>,
     /// How keys and values are kept; `None`: as int8 below 8 bits a weight, else as f16.
     pub cache: Option<CacheFormat>,
+    /// Move weights to huge pages while answers are written, where the system has them. Reading is faster then, but other
+    /// programs that run the same model do not share that memory.
+    pub huge_pages: bool,
 }
 
 /// A loaded model. Immutable; sessions hold what changes.
@@ -48,6 +55,9 @@ pub struct Engine {
     level: Level,
     context: usize,
     cache: CacheFormat,
+    huge_pages: bool,
+    /// Runs of decoding so far.
+    decoded: AtomicUsize,
     times: LoadTimes,
 }
 
@@ -112,7 +122,22 @@ impl Engine {
         let cache = options.cache.unwrap_or(if exact { CacheFormat::F16 } else { CacheFormat::Int8 });
         let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
         let times = LoadTimes { open_ms: ms(begin, opened), tokenizer_ms: ms(opened, read), plan_ms: ms(read, Instant::now()) };
-        Ok(Engine { prefill, decode, check, bundle, tokenizer, template, pool, level, context, cache, times })
+        let huge_pages = options.huge_pages;
+        Ok(Engine {
+            prefill,
+            decode,
+            check,
+            bundle,
+            tokenizer,
+            template,
+            pool,
+            level,
+            context,
+            cache,
+            huge_pages,
+            decoded: AtomicUsize::new(0),
+            times,
+        })
     }
 
     /// A fresh session.
@@ -139,6 +164,13 @@ impl Engine {
             out.extend_from_slice(plan.output(&buffers, 0));
         }
         Ok(out)
+    }
+
+    /// Between runs of decoding there is time to move weights.
+    pub(super) fn decoded_once(&self) {
+        if self.huge_pages && self.decoded.fetch_add(1, Ordering::Relaxed) >= PATIENCE {
+            self.bundle.move_to_huge_page();
+        }
     }
 
     pub(super) fn check_ids(&self, ids: &[u32]) -> Result<()> {

@@ -9,6 +9,8 @@ pub mod draft;
 pub mod evaluate;
 pub mod generate;
 pub mod load;
+mod own_file;
+mod prompt_cache;
 mod python_json;
 pub mod response;
 pub mod sampler;
@@ -21,4 +23,5 @@ mod vocabulary;
 
 pub use generate::{Answer, Finish, Request, generate};
 pub use load::{Engine, Footprint, LoadOptions, LoadTimes};
+pub use prompt_cache::Restored;
 pub use session::Session;

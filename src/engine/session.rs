@@ -116,6 +116,7 @@ impl<'e> Session<'e> {
             return Err(Error::usage(format!("the context of {} tokens is full", self.engine.context())));
         }
         self.run(ids, if guess.is_empty() { Last::Decode } else { Last::Check }, &|| false);
+        self.engine.decoded_once();
         Ok(())
     }
 
@@ -130,6 +131,11 @@ impl<'e> Session<'e> {
     pub fn truncate(&mut self, len: usize) {
         self.ids.truncate(len);
         self.state.truncate(len);
+    }
+
+    /// The ids that were run and what is remembered of them.
+    pub(super) fn memory(&mut self) -> (&mut Vec<u32>, &mut State) {
+        (&mut self.ids, &mut self.state)
     }
 
     /// False if it was stopped; then the session is as it was.

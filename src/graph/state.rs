@@ -5,6 +5,7 @@ use crate::kernels::Pool;
 use crate::kernels::attention::{self, Attention, AttentionShape, BLOCK};
 use crate::kernels::attention_int8::{self, AttentionInt8};
 use std::fmt;
+use std::io::{self, Read, Write};
 
 /// How keys and values are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +58,33 @@ enum Store {
     Int8 { keys: Vec<i8>, key_scales: Vec<f32>, values: Vec<i8>, value_scales: Vec<f32> },
 }
 
+impl Store {
+    fn format(&self) -> CacheFormat {
+        match self {
+            Store::F16 { .. } => CacheFormat::F16,
+            Store::Int8 { .. } => CacheFormat::Int8,
+        }
+    }
+}
+
+impl Layer {
+    /// The part of each key-value head in each array: as many bytes for every position, in blocks of [`BLOCK`].
+    fn heads(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let arrays: [&mut [u8]; 4] = match &mut self.store {
+            Store::F16 { keys, values } => [bytes(keys), bytes(values), &mut [], &mut []],
+            Store::Int8 { keys, key_scales, values, value_scales } => {
+                [bytes(keys), bytes(key_scales), bytes(values), bytes(value_scales)]
+            }
+        };
+        let heads = self.shape.kv_heads;
+        arrays.into_iter().flat_map(move |array| array.chunks_exact_mut((array.len() / heads).max(1)))
+    }
+}
+
+fn bytes<T: bytemuck::Pod>(array: &mut [T]) -> &mut [u8] {
+    bytemuck::cast_slice_mut(array)
+}
+
 impl Graph {
     /// An empty state for up to `positions` positions.
     pub fn state(&self, positions: usize, format: CacheFormat) -> State {
@@ -102,6 +130,35 @@ impl State {
     /// Forgets everything from position `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+    }
+
+    /// Bytes that [`write`](Self::write) writes for `len` positions.
+    pub fn written_bytes(&self, len: usize) -> u64 {
+        let position = |layer: &Layer| layer.store.format().position_bytes(&layer.shape);
+        self.layers.iter().map(|layer| (position(layer) * len.next_multiple_of(BLOCK)) as u64).sum()
+    }
+
+    /// Writes keys and values of the filled positions: of each layer and array, head by head, whole blocks as they lie
+    /// in memory.
+    pub fn write(&mut self, to: &mut dyn Write) -> io::Result<()> {
+        let (len, capacity) = (self.len.next_multiple_of(BLOCK), self.capacity);
+        let heads = self.layers.iter_mut().flat_map(Layer::heads);
+        heads.map(|head| &head[..head.len() / capacity * len]).try_for_each(|filled| to.write_all(filled))
+    }
+
+    /// Takes over what [`write`](Self::write) wrote for `len` positions of the same graph and format, as far as they fit.
+    /// After an error nothing is left.
+    pub fn read(&mut self, len: usize, from: &mut dyn Read) -> io::Result<()> {
+        self.len = 0;
+        let (written, capacity) = (len.next_multiple_of(BLOCK), self.capacity);
+        for head in self.layers.iter_mut().flat_map(Layer::heads) {
+            let position = head.len() / capacity;
+            let fits = position * written.min(capacity);
+            from.read_exact(&mut head[..fits])?;
+            io::copy(&mut from.take((position * written - fits) as u64), &mut io::sink())?;
+        }
+        self.len = len.min(capacity);
+        Ok(())
     }
 
     pub(super) fn advance(&mut self, tokens: usize) {

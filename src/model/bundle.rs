@@ -3,6 +3,7 @@
 //! A folder with `cactus.json` (everything but the weights), `weights.safetensors` (mapped; every tensor
 //! 64-byte aligned) and the tokenizer files. See `docs/bundle-format.md`.
 
+use super::huge_pages::HugePages;
 use super::spec::Decoder;
 use crate::error::{Error, Result};
 use crate::graph::Weight;
@@ -12,6 +13,7 @@ use crate::quant::rotate::SIGN_BITS;
 use crate::quant::{Bits, Code, Format};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -123,6 +125,7 @@ pub struct Bundle {
     pub generation_config: Option<Value>,
     pub chat_template: Option<String>,
     weights: memmap2::Mmap,
+    huge_pages: HugePages,
     places: BTreeMap<String, std::ops::Range<usize>>,
 }
 
@@ -157,6 +160,7 @@ impl Bundle {
             error.unwrap_or_else(|| Error::bad_file(&weights_path, what)).with_hint("convert the model again")
         })?;
         let bundle = Bundle {
+            huge_pages: HugePages::new(&weights),
             path: path.to_path_buf(),
             tokenizer_config: read_json(&path.join(TOKENIZER_CONFIG))?.unwrap_or(Value::Object(Default::default())),
             generation_config: read_json(&path.join(GENERATION_CONFIG))?,
@@ -212,6 +216,23 @@ impl Bundle {
     /// The mapped file that weights point into.
     pub fn bytes(&self) -> &[u8] {
         &self.weights
+    }
+
+    /// Tells this model from others: the SHA-256 of the weights and the architecture.
+    pub fn identity(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        if self.manifest.weights_sha256.is_empty() {
+            hash.update(Sha256::digest(self.bytes()));
+        } else {
+            hash.update(&self.manifest.weights_sha256);
+        }
+        hash.update(serde_json::to_vec(&self.manifest.spec).unwrap_or_default());
+        hash.finalize().into()
+    }
+
+    /// Moves 2 MB of the mapped file to a huge page; false when none are left, see [`super::huge_pages`].
+    pub fn move_to_huge_page(&self) -> bool {
+        self.huge_pages.advance(&self.weights)
     }
 }
 

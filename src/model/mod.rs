@@ -9,6 +9,7 @@ pub mod decoder;
 mod encoder;
 pub mod export;
 pub mod families;
+mod huge_pages;
 pub mod import;
 mod moments;
 mod record;

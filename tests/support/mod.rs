@@ -40,8 +40,7 @@ pub fn plain_options(bits: u32) -> Options {
 
 /// Opens a bundle at an instruction-set level.
 pub fn engine(bundle: &Path, level: Level) -> Engine {
-    Engine::load(bundle, &LoadOptions { threads: Some(2), ceiling: Some(level), context: None, cache: None })
-        .expect("a sound bundle")
+    Engine::load(bundle, &LoadOptions { threads: Some(2), ceiling: Some(level), ..Default::default() }).expect("a sound bundle")
 }
 
 /// Converts a golden checkpoint to a mixture of widths. Few ids make up the text, so tables are stored in parts.

@@ -9,7 +9,7 @@ use super::spread::Spread;
 use super::table::counted;
 use super::{Lengths, MeasureArgs};
 use crate::commands::machine::{Resident, Sensors};
-use crate::commands::model_options::{EngineArgs, memory_warning};
+use crate::commands::model_options::{EngineArgs, MachineArgs, memory_warning};
 use crate::commands::terminal::{self, Terminal};
 use cactus::engine::{Engine, Session};
 use cactus::error::{Kind as Failure, Result};
@@ -66,8 +66,9 @@ pub fn measure(
     let (lengths, left_out) = Lengths::of(args, spec.max_context)?;
     left_out.iter().for_each(|note| terminal.note(note));
     Resident::forget_peak();
-    let threads = pinned.as_ref().map(|cpus| cpus.len() as u16).or(args.threads);
-    let options = EngineArgs { threads, context: Some(lengths.context(SHORT).min(spec.max_context)), kv: args.kv };
+    let threads = pinned.as_ref().map(|cpus| cpus.len() as u16).or(args.machine.threads);
+    let machine = MachineArgs { threads, ..args.machine.clone() };
+    let options = EngineArgs { machine, context: Some(lengths.context(SHORT).min(spec.max_context)) };
     let engine = options.load(path)?;
     if let Some(warning) = memory_warning(&engine) {
         terminal.note(&warning);

@@ -17,16 +17,10 @@ pub struct Progress<'a> {
 
 /// The key of a reference: its weights, how they are run, and what was scored.
 pub fn reference_key(engine: &Engine, sequences: &[Sequence]) -> Key {
-    let manifest = &engine.bundle.manifest;
     let mut hash = Sha256::new();
     hash.update(VERSION.to_le_bytes());
     hash.update(env!("CARGO_PKG_VERSION"));
-    if manifest.weights_sha256.is_empty() {
-        hash.update(Sha256::digest(engine.bundle.bytes()));
-    } else {
-        hash.update(&manifest.weights_sha256);
-    }
-    hash.update(serde_json::to_vec(&manifest.spec).unwrap_or_default());
+    hash.update(engine.bundle.identity());
     let mut number = |n: usize| hash.update((n as u64).to_le_bytes());
     for sequence in sequences {
         number(sequence.ids.len());
