@@ -99,7 +99,7 @@ mod tests {
     fn contents_stay_while_pages_move() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("weights");
-        let bytes: Vec<u8> = (0..5 * HUGE + 12345).map(|i| (i * 2_654_435_761 >> 7) as u8).collect();
+        let bytes: Vec<u8> = (0..5 * HUGE + 12345).map(|i| ((i * 2_654_435_761) >> 7) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
         let map = unsafe { memmap2::Mmap::map(&std::fs::File::open(&path).unwrap()).unwrap() };
         let pages = HugePages::new(&map);
