@@ -11,6 +11,7 @@
 pub mod attention;
 pub mod attention_int8;
 pub mod elementwise;
+mod huge_pages;
 pub mod matmul_float;
 pub mod matmul_quant;
 pub mod norm;
@@ -22,6 +23,7 @@ pub mod trellis_search;
 pub mod variant;
 mod vector;
 
+pub use huge_pages::HugePages;
 pub use threads::Pool;
 pub use topology::Topology;
 pub use variant::Level;

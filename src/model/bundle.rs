@@ -3,10 +3,10 @@
 //! A folder with `cactus.json` (everything but the weights), `weights.safetensors` (mapped; every tensor
 //! 64-byte aligned) and the tokenizer files. See `docs/bundle-format.md`.
 
-use super::huge_pages::HugePages;
 use super::spec::Decoder;
 use crate::error::{Error, Result};
 use crate::graph::Weight;
+use crate::kernels::HugePages;
 use crate::quant::codebook::Codebook;
 use crate::quant::decode::valid_header;
 use crate::quant::rotate::SIGN_BITS;
@@ -230,7 +230,7 @@ impl Bundle {
         hash.finalize().into()
     }
 
-    /// Moves 2 MB of the mapped file to a huge page; false when none are left, see [`super::huge_pages`].
+    /// Moves 2 MB of the mapped file to a huge page; false when none are left, see [`HugePages`].
     pub fn move_to_huge_page(&self) -> bool {
         self.huge_pages.advance(&self.weights)
     }

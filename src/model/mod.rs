@@ -9,7 +9,6 @@ pub mod decoder;
 mod encoder;
 pub mod export;
 pub mod families;
-mod huge_pages;
 pub mod import;
 mod moments;
 mod record;

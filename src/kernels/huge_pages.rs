@@ -6,8 +6,6 @@
 //! and who reads at that moment waits for the kernel. A piece costs a few tenths of a millisecond, so it is done between
 //! tokens, and a model starts as fast as before.
 
-#![allow(unsafe_code)]
-
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
