@@ -4,13 +4,14 @@
 use crate::support::{argmax, as_gguf, bundle, engine, mixture, relative, source};
 use cactus::engine::generate::generate;
 use cactus::engine::sampler::Sampling;
-use cactus::engine::{Engine, Request};
+use cactus::engine::{Engine, LoadOptions, Request};
 use cactus::graph::{Feed, reference};
 use cactus::kernels::Level;
 use cactus::model::bundle::Manifest;
 use cactus::model::decoder::{self, Logits};
 use cactus::model::spec::Mixer;
 use safetensors::{SafeTensors, tensor::Dtype};
+use serde_json::Value;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -239,6 +240,56 @@ fn guesses_change_nothing() {
         }
     });
     assert!(guessed.get() > 0, "no guess was right");
+}
+
+/// So does checking what a smaller model guesses; one of another vocabulary is refused.
+#[test]
+fn a_draft_model_changes_nothing() {
+    let dir = TempDir::new().expect("a folder");
+    let path = |name: &str| dir.path().join(name);
+    let golden = Golden::read("llama-tied");
+    for bits in [3, 8] {
+        bundle(&golden.folder, &path(&bits.to_string()), bits);
+    }
+    // The same model, but two tokens have changed places.
+    bundle(&golden.folder, &path("other"), 3);
+    let tokenizer = path("other").join("tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&tokenizer).expect("a file")).expect("JSON");
+    let vocab = json["model"]["vocab"].as_object_mut().expect("a vocabulary");
+    let (a, b) = (vocab["a"].clone(), vocab["b"].clone());
+    (vocab["a"], vocab["b"]) = (b, a);
+    std::fs::write(&tokenizer, json.to_string()).expect("written");
+    let large = engine(&path("8"), Level::best(None));
+    let load = |name: &str, context| {
+        let options = LoadOptions { context: Some(context), ..Default::default() };
+        large.load_beside(&path(name), &options).expect("a sound bundle")
+    };
+    let (same, small, short) = (load("8", 200), load("3", 200), load("3", 30));
+    assert!(large.session().guess_with(load("other", 200).session()).is_err());
+    let prompt: Vec<u32> = golden.ids.iter().take(20).copied().collect();
+    for temperature in [0.0, 1.0] {
+        let answer = |draft_model: Option<&Engine>| {
+            let sampling = Sampling { temperature, seed: 5, repetition_penalty: 1.05, ..Default::default() };
+            let request = Request { sampling, max_tokens: 100, ignore_end: true, draft: true, ..Request::default() };
+            let mut session = large.session();
+            if let Some(small) = draft_model {
+                session.guess_with(small.session()).expect("the same vocabulary");
+            }
+            let first = generate(&mut session, &prompt, &request, &mut |_| {}, &|| false).expect("an answer");
+            // Another question in the same session.
+            let second = generate(&mut session, &prompt[..9], &request, &mut |_| {}, &|| false).expect("an answer");
+            ([first.ids, second.ids], [first.logprobs, second.logprobs], first.drafted_tokens + second.drafted_tokens)
+        };
+        let plain = answer(None);
+        for (what, model) in [("same", &same), ("small", &small), ("short", &short)] {
+            let with = answer(Some(model));
+            assert_eq!((&with.0, &with.1), (&plain.0, &plain.1), "{what} at temperature {temperature}");
+            println!("{what} at temperature {temperature}: {} guessed, {} without", with.2, plain.2);
+            if what == "same" && temperature == 0.0 {
+                assert!(with.2 > plain.2, "{} and {}", with.2, plain.2);
+            }
+        }
+    }
 }
 
 /// Tables in parts of several widths: logits are those of the slow reference, where parts are rows of one matrix.

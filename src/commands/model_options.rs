@@ -341,6 +341,17 @@ impl EngineArgs {
     /// Opens the bundle at `path`. A setting for the context is cut to what the model was made for; a flag is
     /// taken at its word.
     pub fn load(&self, path: &Path) -> Result<Engine> {
+        self.load_by(path, Engine::load)
+    }
+
+    /// Opens the bundle at `path` as a second model, which runs in turn with `engine` and with the same context.
+    pub fn load_beside(&self, path: &Path, engine: &Engine) -> Result<Engine> {
+        let most = Bundle::read_manifest(path)?.spec.max_context;
+        let args = EngineArgs { context: Some(engine.context().min(most)), ..self.clone() };
+        args.load_by(path, |path, options| engine.load_beside(path, options))
+    }
+
+    fn load_by(&self, path: &Path, open: impl FnOnce(&Path, &LoadOptions) -> Result<Engine>) -> Result<Engine> {
         let memory = Memory::detect();
         let weights = path.join(bundle::WEIGHTS).metadata().map_or(0, |data| data.len());
         if let Some(memory) = memory {
@@ -356,7 +367,7 @@ impl EngineArgs {
         // The file's pages stay in the page cache for a while.
         let huge_pages = !no_huge_pages && memory.is_some_and(|memory| weights <= memory.available / 2);
         let options = LoadOptions { threads, ceiling: ceiling()?, context, cache: kv, huge_pages };
-        let engine = Engine::load(path, &options)?;
+        let engine = open(path, &options)?;
         if let Some(memory) = memory {
             let what = format!("a context of {} tokens", engine.context());
             fits_at_all(&what, engine.footprint().cache, memory)?;

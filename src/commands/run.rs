@@ -62,6 +62,10 @@ pub struct Args {
     /// need not be read again
     #[arg(long, value_name = "FILE")]
     pub prompt_cache: Option<PathBuf>,
+    /// A smaller model of the same vocabulary (or a bundle of this one with fewer bits) that guesses ahead. The answer
+    /// stays this model's
+    #[arg(long, value_name = "MODEL", conflicts_with = "no_draft")]
+    pub draft_model: Option<String>,
     /// Print the answer as a JSON object with confidence, timings and token counts
     #[arg(long)]
     pub json: bool,
@@ -168,6 +172,7 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
     if let Some(warning) = memory_warning(&engine) {
         terminal.note(&warning);
     }
+    let small = args.draft_model(&engine, &mut terminal)?;
     if args.model.is_default() {
         terminal.note(&format!(
             "{} is a small starter model; for better answers try: cactus run {}",
@@ -180,11 +185,12 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
     }
     terminal::catch_interrupts();
     let prompt_cache = args.prompt_cache.as_deref();
-    let asked = Asked { engine: &engine, request: &request, system: args.system(), think: args.think, prompt_cache };
+    let (system, think) = (args.system(), args.think);
+    let asked = Asked { engine: &engine, small: small.as_ref(), request: &request, system, think, prompt_cache };
     let outcome = match work {
         Work::Prompt(prompt, output) => one(args, &asked, &prompt, output, &mut stats, &terminal),
         Work::Batch(batch) => many(&asked, batch, &mut stats, &mut terminal),
-        Work::Chat => return repl::run(args, engine, &request, &mut terminal),
+        Work::Chat => return repl::run(args, engine, small, &request, &mut terminal),
     };
     if args.stats && !matches!(outcome, Err(Failure::Error(_))) {
         terminal.say(&stats.table(&engine));
@@ -193,6 +199,13 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
 }
 
 impl Args {
+    fn draft_model(&self, engine: &Engine, terminal: &mut Terminal) -> Result<Option<Engine>> {
+        let Some(name) = &self.draft_model else { return Ok(None) };
+        let model = ModelArgs { model: Some(name.clone()), bits: None };
+        let small = self.engine.load_beside(&model.bundle(terminal)?, engine);
+        small.map(Some).map_err(|e| e.context("draft model"))
+    }
+
     /// What the model is told first; an empty text is none.
     fn system(&self) -> Option<&str> {
         self.system.as_deref().or_else(|| settings::current().text(Key::System)).filter(|text| !text.is_empty())
@@ -202,6 +215,8 @@ impl Args {
 /// Who answers, and how.
 struct Asked<'a> {
     engine: &'a Engine,
+    /// The draft model.
+    small: Option<&'a Engine>,
     request: &'a Request,
     system: Option<&'a str>,
     think: Think,
@@ -209,9 +224,12 @@ struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    /// A session that holds what `--prompt-cache` kept.
+    /// A session with the draft model, that holds what `--prompt-cache` kept.
     fn session(&self, terminal: &Terminal) -> Result<Session<'a>> {
         let mut session = self.engine.session();
+        if let Some(small) = self.small {
+            session.guess_with(small.session())?;
+        }
         let Some(path) = self.prompt_cache else { return Ok(session) };
         let note = |what: &str| terminal.note(&format!("note: {} {what}; it is made anew", path.display()));
         match session.restore(path)? {

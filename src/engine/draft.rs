@@ -7,6 +7,8 @@
 //! same order. Where the choice is not the guess, what was run after it is forgotten. So the answer is the one without
 //! guesses, token by token, whatever the sampling, and only its speed depends on them.
 
+use super::draft_model::DraftModel;
+use crate::error::Result;
 use std::collections::HashMap;
 
 /// Tokens that must have occurred before.
@@ -36,37 +38,56 @@ pub struct Draft {
     /// Runs that end before this position are in `after`.
     indexed: usize,
     guess: Vec<u32>,
-    /// Kind of the match that the guess rests on.
-    kind: usize,
+    /// Kind of the match that the guess rests on; `None`: it is the draft model's.
+    kind: Option<usize>,
     worth: Worth,
 }
 
+/// The kind that guesses of a draft model count as.
+const MODEL: usize = 1;
+
 impl Draft {
     /// Guesses at most `room` tokens that follow `ids`; none where none are likely to be worth it. `ids` are those of
-    /// the last call and what came after them.
-    pub fn guess(&mut self, ids: &[u32], room: usize) -> &[u32] {
+    /// the last call and what came after them. Where the text so far says nothing, `model` may.
+    pub fn guess(&mut self, ids: &[u32], room: usize, model: Option<&mut DraftModel>) -> Result<&[u32]> {
+        self.look_up(ids, room);
+        if let Some(model) = model.filter(|_| self.guess.is_empty()) {
+            self.kind = None;
+            model.guess(ids, model.worth.best_length(MODEL, room.min(LONGEST)), &mut self.guess)?;
+        }
+        Ok(&self.guess)
+    }
+
+    /// Guesses from the text so far.
+    fn look_up(&mut self, ids: &[u32], room: usize) {
         self.guess.clear();
         for end in self.indexed.max(WIDTH)..ids.len() {
             self.after.insert(last(&ids[..end]), end);
         }
         self.indexed = ids.len();
         if ids.len() < WIDTH {
-            return &self.guess;
+            return;
         }
-        let Some(&start) = self.after.get(&last(ids)) else { return &self.guess };
+        let Some(&start) = self.after.get(&last(ids)) else { return };
         let same = ids[..start].iter().rev().zip(ids.iter().rev()).take_while(|(a, b)| a == b).count();
-        self.kind = GOOD_MATCH.iter().filter(|good| same >= **good).count();
-        for i in 0..self.worth.best_length(self.kind, room.min(LONGEST)) {
+        let kind = GOOD_MATCH.iter().filter(|good| same >= **good).count();
+        self.kind = Some(kind);
+        for i in 0..self.worth.best_length(kind, room.min(LONGEST)) {
             // A text that runs in circles goes on with the guess itself.
             let next = ids.get(start + i).copied().unwrap_or_else(|| self.guess[start + i - ids.len()]);
             self.guess.push(next);
         }
-        &self.guess
     }
 
-    /// What became of the last guess: how many of its tokens were chosen, and how long its run took.
-    pub fn learn(&mut self, held: usize, seconds: f64) {
-        self.worth.learn(self.kind, self.guess.len(), held, seconds);
+    /// What became of the last guess: how many of its tokens were chosen, and how long it took to make and to run.
+    pub fn learn(&mut self, held: usize, seconds: f64, model: Option<&mut DraftModel>) {
+        let guessed = self.guess.len();
+        if guessed == 0 || self.kind.is_some() {
+            self.worth.learn(self.kind.unwrap_or(0), guessed, held, seconds);
+        }
+        if let Some(model) = model.filter(|_| guessed == 0 || self.kind.is_none()) {
+            model.worth.learn(MODEL, guessed, held, seconds);
+        }
     }
 }
 
@@ -76,7 +97,7 @@ fn last(ids: &[u32]) -> [u32; WIDTH] {
 
 /// Times and odds.
 #[derive(Debug, Default)]
-struct Worth {
+pub(super) struct Worth {
     /// Seconds of a run by further tokens; 0: not measured.
     seconds: [f64; LONGEST + 1],
     /// What runs of several have cost, by what they were thought to.
@@ -103,7 +124,7 @@ impl Worth {
     }
 
     /// How many tokens to guess.
-    fn best_length(&self, kind: usize, longest: usize) -> usize {
+    pub(super) fn best_length(&self, kind: usize, longest: usize) -> usize {
         if self.seconds[0] == 0.0 || self.saved < -LOSS * self.spent {
             return 0;
         }
@@ -120,7 +141,7 @@ impl Worth {
         best
     }
 
-    fn learn(&mut self, kind: usize, guessed: usize, held: usize, seconds: f64) {
+    pub(super) fn learn(&mut self, kind: usize, guessed: usize, held: usize, seconds: f64) {
         let mean = &mut self.seconds[guessed];
         *mean = if *mean == 0.0 { seconds } else { *mean + NEWS * (seconds - *mean) };
         self.spent += seconds;
@@ -149,23 +170,30 @@ mod tests {
         Draft { worth: Worth { seconds, ..Default::default() }, ..Default::default() }
     }
 
+    impl Draft {
+        fn looked_up(&mut self, ids: &[u32], room: usize) -> &[u32] {
+            self.look_up(ids, room);
+            &self.guess
+        }
+    }
+
     #[test]
     fn what_came_after_the_last_occurrence_is_guessed() {
         let ids = [1, 2, 3, 4, 5, 9, 9, 1, 2, 3, 7, 8, 6, 0, 1, 2, 3];
-        assert_eq!(ready().guess(&ids, 3), [7, 8, 6]);
-        assert_eq!(ready().guess(&ids, 100), [7, 8, 6, 0, 1, 2, 3]);
-        assert!(ready().guess(&ids, 0).is_empty());
-        assert!(ready().guess(&ids[..7], 9).is_empty());
-        assert!(ready().guess(&[], 9).is_empty());
+        assert_eq!(ready().looked_up(&ids, 3), [7, 8, 6]);
+        assert_eq!(ready().looked_up(&ids, 100), [7, 8, 6, 0, 1, 2, 3]);
+        assert!(ready().looked_up(&ids, 0).is_empty());
+        assert!(ready().looked_up(&ids[..7], 9).is_empty());
+        assert!(ready().looked_up(&[], 9).is_empty());
         // Before a single token was timed, nothing is.
-        assert!(Draft::default().guess(&ids, 9).is_empty());
+        assert!(Draft::default().looked_up(&ids, 9).is_empty());
     }
 
     #[test]
     fn circles_go_on() {
         let circle: Vec<u32> = (0..14).map(|i| i % 2).collect();
-        assert_eq!(ready().guess(&circle, 5), [0, 1, 0, 1, 0]);
-        assert_eq!(ready().guess(&[5; 12], 4), [5; 4]);
+        assert_eq!(ready().looked_up(&circle, 5), [0, 1, 0, 1, 0]);
+        assert_eq!(ready().looked_up(&[5; 12], 4), [5; 4]);
     }
 
     /// A long match is trusted with more tokens.
@@ -183,7 +211,7 @@ mod tests {
         let mut grown = ready();
         for end in 1..=ids.len() {
             let mut fresh = ready();
-            assert_eq!(grown.guess(&ids[..end], 5), fresh.guess(&ids[..end], 5), "{end}");
+            assert_eq!(grown.looked_up(&ids[..end], 5), fresh.looked_up(&ids[..end], 5), "{end}");
         }
     }
 

@@ -19,7 +19,8 @@ pub struct Request {
     pub stops: Vec<String>,
     /// Go on after end-of-text tokens (for comparisons and benchmarks).
     pub ignore_end: bool,
-    /// Check guesses from the text so far several at a time, see [`super::draft`]. The answer is the same.
+    /// Check guesses from the text so far, and of a draft model if the session has one, several at a time, see
+    /// [`super::draft`]. The answer is the same.
     pub draft: bool,
 }
 
@@ -179,16 +180,29 @@ pub fn generate(
             continue;
         }
         session.truncate(known);
+        if answer.ids.len() == 1
+            && let Some(model) = session.draft_model.as_deref_mut().filter(|_| request.draft)
+        {
+            match model.begin(&recent, &request.sampling, stopped) {
+                Err(e) if e.kind == Kind::Interrupted => {
+                    answer.finish = Finish::Interrupted;
+                    break;
+                }
+                begun => begun?,
+            }
+        }
+        let mut begin = Instant::now();
         if let Some(draft) = &mut draft {
+            let mut model = session.draft_model.as_deref_mut();
             if seconds > 0.0 {
-                draft.learn(held, seconds);
+                draft.learn(held, seconds, model.as_deref_mut());
             }
             let room = (engine.context() - recent.len()).min(request.max_tokens - answer.ids.len() - 1);
             guess.clear();
-            guess.extend_from_slice(draft.guess(&recent, room));
+            begin = Instant::now();
+            guess.extend_from_slice(draft.guess(&recent, room, model)?);
         }
         held = 0;
-        let begin = Instant::now();
         session.run_ahead(choice.id, &guess)?;
         seconds = begin.elapsed().as_secs_f64();
     }

@@ -12,6 +12,7 @@ use crate::model::decoder::{self, Logits};
 use crate::quant::Bits;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Tokens of a prefill run. Larger runs win little and need more memory.
@@ -23,6 +24,9 @@ pub const DEFAULT_CONTEXT: usize = 4096;
 
 /// Runs of decoding before weights move to huge pages: short answers do not pay for what they win nothing from.
 const PATIENCE: usize = 16;
+/// Times as long as the last move took, nothing is moved: on a virtual machine a page that was never used may take
+/// milliseconds.
+const REST: u32 = 8;
 
 /// How to run a model.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +49,7 @@ pub struct Engine {
     pub bundle: Bundle,
     pub tokenizer: Tokenizer,
     pub template: ChatTemplate,
-    pub(super) pool: Pool,
+    pub(super) pool: Arc<Pool>,
     /// Many tokens, logits of the last.
     pub(super) prefill: Plan,
     /// One token.
@@ -58,6 +62,8 @@ pub struct Engine {
     huge_pages: bool,
     /// Runs of decoding so far.
     decoded: AtomicUsize,
+    /// When weights may move again.
+    next_move: Mutex<Instant>,
     times: LoadTimes,
 }
 
@@ -92,6 +98,17 @@ impl Footprint {
 impl Engine {
     /// Opens the bundle at `path`.
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Self> {
+        let threads = options.threads.unwrap_or_else(Pool::default_threads);
+        Engine::open(path, options, || Arc::new(Pool::new(threads)))
+    }
+
+    /// Opens another bundle, whose sessions run on the same threads and never at the same time; `options.threads` is
+    /// without effect.
+    pub fn load_beside(&self, path: &Path, options: &LoadOptions) -> Result<Self> {
+        Engine::open(path, options, || self.pool.clone())
+    }
+
+    fn open(path: &Path, options: &LoadOptions, pool: impl FnOnce() -> Arc<Pool>) -> Result<Self> {
         let begin = Instant::now();
         let bundle = Bundle::open(path)?;
         let spec = &bundle.manifest.spec;
@@ -112,7 +129,7 @@ impl Engine {
             .map_err(|e| e.context(path.join(bundle::CHAT_TEMPLATE).display()))?;
         let read = Instant::now();
         let level = Level::best(options.ceiling);
-        let pool = Pool::new(options.threads.unwrap_or_else(Pool::default_threads));
+        let pool = pool();
         let graph = decoder::graph(spec, Logits::Last, &|name| bundle.weight(name))?;
         let plan = |tokens| Plan::new(&graph, level, tokens, pool.threads());
         let (prefill, decode) = (plan(PREFILL.min(context))?, plan(1)?);
@@ -136,6 +153,7 @@ impl Engine {
             cache,
             huge_pages,
             decoded: AtomicUsize::new(0),
+            next_move: Mutex::new(begin),
             times,
         })
     }
@@ -168,8 +186,14 @@ impl Engine {
 
     /// Between runs of decoding there is time to move weights.
     pub(super) fn decoded_once(&self) {
-        if self.huge_pages && self.decoded.fetch_add(1, Ordering::Relaxed) >= PATIENCE {
+        if !self.huge_pages || self.decoded.fetch_add(1, Ordering::Relaxed) < PATIENCE {
+            return;
+        }
+        let Ok(mut next) = self.next_move.try_lock() else { return };
+        let begin = Instant::now();
+        if begin >= *next {
             self.bundle.move_to_huge_page();
+            *next = Instant::now() + begin.elapsed() * REST;
         }
     }
 

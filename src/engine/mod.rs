@@ -6,6 +6,7 @@ pub mod chat;
 pub mod confidence;
 pub mod conversation;
 pub mod draft;
+mod draft_model;
 pub mod evaluate;
 pub mod generate;
 pub mod load;

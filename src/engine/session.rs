@@ -1,6 +1,7 @@
 //! One timeline: the token ids that were run and what the model remembers of them.
 
 use super::draft;
+use super::draft_model::DraftModel;
 use super::load::Engine;
 use crate::error::{Error, Kind, Result};
 use crate::graph::{Buffers, Feed, Plan, Profile, Run, State};
@@ -13,6 +14,7 @@ pub struct Session<'e> {
     rooms: Rooms,
     /// Times of the steps since it was set.
     pub profile: Option<Profile>,
+    pub(super) draft_model: Option<Box<DraftModel<'e>>>,
 }
 
 /// Memory of the plans of an engine.
@@ -59,11 +61,21 @@ impl<'e> Session<'e> {
             state: engine.prefill.state(engine.context(), engine.cache_format()),
             rooms: Rooms { prefill: engine.prefill.buffers(), decode: engine.decode.buffers(), check: None, last: Last::Decode },
             profile: None,
+            draft_model: None,
         }
     }
 
     pub fn engine(&self) -> &'e Engine {
         self.engine
+    }
+
+    /// Lets a smaller model guess what comes next; answers stay the same. Its session should have as long a context.
+    ///
+    /// # Errors
+    /// `Usage` when its vocabulary is another.
+    pub fn guess_with(&mut self, small: Session<'e>) -> Result<()> {
+        self.draft_model = Some(Box::new(DraftModel::new(small, self)?));
+        Ok(())
     }
 
     /// The ids that have been run.

@@ -3,8 +3,8 @@
 //! Decoding reads all weights for every token, and in pages of 4 KB it has to find a new page every 64 cache lines.
 //! File pages stay small on Linux, so pieces of 2 MB are copied to anonymous huge pages and put in the place of the
 //! file's pages ([`mremap`](https://man7.org/linux/man-pages/man2/mremap.2.html)): addresses and contents stay as they are,
-//! and who reads at that moment waits for the kernel. A piece costs a few tenths of a millisecond, so it is done between
-//! tokens, and a model starts as fast as before.
+//! and who reads at that moment waits for the kernel. A piece costs half a millisecond, or some where a virtual machine has to
+//! get the memory first, so it is done now and then between tokens, and a model starts as fast as before.
 
 use std::ops::Range;
 use std::path::Path;

@@ -30,14 +30,14 @@ pub struct Chat<'a> {
 }
 
 /// Chats until the user leaves.
-pub fn run(args: &super::Args, mut engine: Engine, request: &Request, terminal: &mut Terminal) -> Outcome {
+pub fn run(args: &super::Args, mut engine: Engine, small: Option<Engine>, request: &Request, terminal: &mut Terminal) -> Outcome {
     check(&engine).map_err(|e| e.with_hint("give the text with --prompt"))?;
     let settings = Settings { request: request.clone(), think: args.think, overflow: Overflow::Ask };
     let conversation = Conversation::new(args.model.name(), args.system(), settings);
     let mut chat = Chat { args, terminal, editor: Editor::new()?, conversation, last: None, again: 0 };
     chat.note("Type a message. /help lists the commands.");
     loop {
-        match chat.talk(&engine)? {
+        match chat.talk(&engine, small.as_ref())? {
             Next::Leave => return Ok(()),
             Next::Model(name) => match chat.open(&name) {
                 Ok(other) => {
@@ -73,9 +73,12 @@ impl Chat<'_> {
         Ok(engine)
     }
 
-    /// Message by message, with one model.
-    fn talk(&mut self, engine: &Engine) -> Outcome<Next> {
+    /// Message by message, with one model and perhaps a draft model.
+    fn talk<'e>(&mut self, engine: &'e Engine, small: Option<&'e Engine>) -> Outcome<Next> {
         let mut session = engine.session();
+        if let Some(Err(error)) = small.map(|small| session.guess_with(small.session())) {
+            self.note(&format!("(nothing is guessed ahead by the draft model: {error})"));
+        }
         let mut leaving = false;
         loop {
             let typed = match self.editor.read(">>> ")? {
