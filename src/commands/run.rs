@@ -233,7 +233,7 @@ impl<'a> Asked<'a> {
         let Some(path) = self.prompt_cache else { return Ok(session) };
         let note = |what: &str| terminal.note(&format!("note: {} {what}; it is made anew", path.display()));
         match session.restore(path)? {
-            Restored::Nothing => own_folder(path)?,
+            Restored::Nothing => check_folder(path)?,
             Restored::Tokens(tokens) => terminal.detail(&format!("prompt cache: {tokens} tokens")),
             Restored::Foreign => note("was made with another model, CPU or --kv"),
             Restored::Damaged => note("is damaged"),
@@ -248,7 +248,7 @@ impl<'a> Asked<'a> {
 }
 
 /// That a file can be written there is known before the work.
-fn own_folder(path: &Path) -> Result<()> {
+fn check_folder(path: &Path) -> Result<()> {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
             Err(Error::usage(format!("there is no folder {} for --prompt-cache", folder.display())))
