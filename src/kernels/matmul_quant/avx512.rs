@@ -1,7 +1,7 @@
 //! Bytes as one 512-bit register; `vpdpbusd` multiplies unsigned weights with signed activations.
 
 use super::tile::Bytes64;
-use super::trellis::{MATRICES, Register};
+use super::trellis::{Register, coded_tap, free_tap};
 use crate::kernels::vector::Avx512;
 use crate::quant::codebook::LEVEL_MAX;
 use std::arch::x86_64::*;
@@ -223,4 +223,40 @@ impl Register for Whole {
     unsafe fn store_acc(acc: Self::Acc, p: *mut i32) {
         unsafe { _mm512_storeu_si512(p.cast(), acc) }
     }
+}
+
+/// The linear function as matrices for `gf2p8affineqb`, one a pair: the row of output bit `b` is byte `7 - b`.
+struct Matrices {
+    coded: [u64; 4],
+    /// For the byte before.
+    before: [u64; 4],
+    free: [u64; 4],
+}
+
+/// By bits, from 1.
+static MATRICES: [Matrices; 4] = [matrices(1), matrices(2), matrices(3), matrices(4)];
+
+const fn matrices(bits: usize) -> Matrices {
+    let mut matrices = Matrices { coded: [0; 4], before: [0; 4], free: [0; 4] };
+    let mut at = 0;
+    while at < 4 * 8 {
+        let (pair, bit) = (at / 8, at % 8);
+        let later = 2 * pair as isize - bit as isize;
+        matrices.coded[pair] |= column(coded_tap(bits, later), bit);
+        matrices.before[pair] |= column(coded_tap(bits, later + 8), bit);
+        matrices.free[pair] |= column(free_tap(bits, bit, pair), bit);
+        at += 1;
+    }
+    matrices
+}
+
+/// A matrix with `output` for input bit `bit` and nothing for others.
+const fn column(output: u8, bit: usize) -> u64 {
+    let mut matrix = 0;
+    let mut b = 0;
+    while b < 8 {
+        matrix |= ((output >> b & 1) as u64) << (8 * (7 - b) + bit);
+        b += 1;
+    }
+    matrix
 }

@@ -84,12 +84,12 @@ const fn tap(bits: usize, later: isize) -> u8 {
 }
 
 /// What a coded bit adds to the pair of row blocks `later` and `later + 1` steps on.
-const fn coded_tap(bits: usize, later: isize) -> u8 {
+pub(super) const fn coded_tap(bits: usize, later: isize) -> u8 {
     tap(bits, later) | tap(bits, later + 1) << 4
 }
 
 /// What free bit `bit` adds to pair `pair`.
-const fn free_tap(bits: usize, bit: usize, pair: usize) -> u8 {
+pub(super) const fn free_tap(bits: usize, bit: usize, pair: usize) -> u8 {
     if bits == 1 || bit / 2 != pair { 0 } else { 8 << (bit % 2 * 4) }
 }
 
@@ -119,42 +119,6 @@ const fn tables(bits: usize) -> Tables {
         at += 1;
     }
     tables
-}
-
-/// The linear function as matrices for `gf2p8affineqb`, one a pair: the row of output bit `b` is byte `7 - b`.
-pub struct Matrices {
-    pub coded: [u64; 4],
-    /// For the byte before.
-    pub before: [u64; 4],
-    pub free: [u64; 4],
-}
-
-/// By bits, from 1.
-pub static MATRICES: [Matrices; 4] = [matrices(1), matrices(2), matrices(3), matrices(4)];
-
-const fn matrices(bits: usize) -> Matrices {
-    let mut matrices = Matrices { coded: [0; 4], before: [0; 4], free: [0; 4] };
-    let mut at = 0;
-    while at < 4 * 8 {
-        let (pair, bit) = (at / 8, at % 8);
-        let later = 2 * pair as isize - bit as isize;
-        matrices.coded[pair] |= column(coded_tap(bits, later), bit);
-        matrices.before[pair] |= column(coded_tap(bits, later + 8), bit);
-        matrices.free[pair] |= column(free_tap(bits, bit, pair), bit);
-        at += 1;
-    }
-    matrices
-}
-
-/// A matrix with `output` for input bit `bit` and nothing for others.
-const fn column(output: u8, bit: usize) -> u64 {
-    let mut matrix = 0;
-    let mut b = 0;
-    while b < 8 {
-        matrix |= ((output >> b & 1) as u64) << (8 * (7 - b) + bit);
-        b += 1;
-    }
-    matrix
 }
 
 /// [`Register::pairs`] with tables.
