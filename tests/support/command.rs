@@ -46,8 +46,6 @@ pub struct Finished {
     pub stdout: String,
     pub stderr: String,
     pub time: Duration,
-    /// Time on CPUs, which other programs do not lengthen; zero where the system does not tell. The last moments may be missed.
-    pub cpu_time: Duration,
     /// Largest resident memory seen, in bytes; 0 where the system does not tell. The last moments may be missed.
     pub peak_bytes: u64,
 }
@@ -62,10 +60,9 @@ pub fn finish(command: &mut Command) -> Finished {
     };
     let stdout = reader(stdout.map(|p| Box::new(p) as _));
     let stderr = reader(stderr.map(|p| Box::new(p) as _));
-    let (mut peak_bytes, mut cpu_time) = (0, Duration::ZERO);
+    let mut peak_bytes = 0;
     let status = loop {
         peak_bytes = peak_bytes.max(peak(child.id()));
-        cpu_time = cpu_time.max(cpu(child.id()));
         if let Some(status) = child.try_wait().expect("a child to wait for") {
             break status;
         }
@@ -77,7 +74,7 @@ pub fn finish(command: &mut Command) -> Finished {
     };
     let time = begin.elapsed();
     let text = |thread: std::thread::JoinHandle<String>| thread.join().expect("a reader");
-    Finished { code: status.code(), stdout: text(stdout), stderr: text(stderr), time, cpu_time, peak_bytes }
+    Finished { code: status.code(), stdout: text(stdout), stderr: text(stderr), time, peak_bytes }
 }
 
 /// Largest resident memory of a running process so far, in bytes.
@@ -85,14 +82,6 @@ fn peak(id: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
     line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
-}
-
-/// Time on CPUs of a running process so far: user and system time, in ticks of 10 ms.
-fn cpu(id: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-    Duration::from_millis(10 * ticks)
 }
 
 impl Finished {
