@@ -66,7 +66,7 @@ pub struct MachineArgs {
     pub no_huge_pages: bool,
 }
 
-pub fn cache_format() -> impl clap::builder::TypedValueParser<Value = CacheFormat> {
+fn cache_format() -> impl clap::builder::TypedValueParser<Value = CacheFormat> {
     clap::builder::PossibleValuesParser::new(["f16", "int8"])
         .map(|name| if name == "int8" { CacheFormat::Int8 } else { CacheFormat::F16 })
 }

@@ -75,9 +75,10 @@ fn move_piece(piece: &[u8]) -> bool {
             mprotect(copy, HUGE, MprotectFlags::READ).is_ok()
                 && mremap_fixed(copy, HUGE, HUGE, MremapFlags::MAYMOVE, place).is_ok()
         };
+        let gone = if moved { HUGE } else { 0 };
         // What is left of the room; an empty range is refused, which does no harm.
         let _ = munmap(room, skipped);
-        let _ = munmap(copy.byte_add(if moved { HUGE } else { 0 }), 2 * HUGE - skipped - if moved { HUGE } else { 0 });
+        let _ = munmap(copy.byte_add(gone), 2 * HUGE - skipped - gone);
         moved
     }
 }
