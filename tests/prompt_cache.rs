@@ -111,6 +111,11 @@ fn a_later_call_reads_only_what_is_new() {
     let other = cached("one two three five");
     assert!(known(&other.stderr) > 0 && known(&other.stderr) < known(&again.stderr), "{}", other.stderr);
 
+    // A batch with a line that fails keeps what the others ran.
+    std::fs::write(home.path().join("lines"), "{\"prompt\": \"one two three six\"}\n{\"prompt\": 7}\n").expect("written");
+    assert_eq!(call(&["--prompt-cache", "batch", "--batch", "lines"]).code, Some(1));
+    assert!(known(&call(&["--prompt-cache", "batch", "--prompt", "one two three six"]).stderr) > 3);
+
     let foreign = call(&["--kv", "f16", "--prompt-cache", "kept", "--prompt", "one two three four"]);
     assert_eq!(foreign.code, Some(0));
     assert!(foreign.stderr.contains("made with another model, CPU or --kv"), "{}", foreign.stderr);

@@ -143,7 +143,7 @@ impl Subject {
 
     fn load(&self, engine: &EngineArgs, context: Option<usize>, terminal: &Terminal) -> Result<Engine> {
         let engine = EngineArgs { context: context.or(engine.context), ..engine.clone() }.load(&self.bundle)?;
-        if let Some(warning) = memory_warning(&engine) {
+        if let Some(warning) = memory_warning([&engine]) {
             terminal.note(&warning);
         }
         Ok(engine)

@@ -35,7 +35,7 @@ pub fn run(args: &Args) -> Outcome {
     let mut terminal = Terminal::new(args.quiet);
     let bundle = args.model.bundle(&mut terminal)?;
     let engine = engine_args.load(&bundle)?;
-    if let Some(warning) = memory_warning(&engine) {
+    if let Some(warning) = memory_warning([&engine]) {
         terminal.note(&warning);
     }
     if ids.len() + args.greedy > engine.context() {

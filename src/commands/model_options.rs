@@ -385,9 +385,10 @@ fn fits_at_all(what: &str, bytes: u64, memory: Memory) -> Result<()> {
     Err(Error::new(Kind::Io, text).with_hint("use a smaller model, fewer --bits or a smaller --context"))
 }
 
-/// A warning if a model will be short of memory.
-pub fn memory_warning(engine: &Engine) -> Option<String> {
-    tight(&engine.footprint(), Memory::detect()?)
+/// A warning if models that are open together will be short of memory.
+pub fn memory_warning<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> Option<String> {
+    let need = engines.into_iter().map(Engine::footprint).reduce(Footprint::and)?;
+    tight(&need, Memory::detect()?)
 }
 
 fn tight(need: &Footprint, memory: Memory) -> Option<String> {
@@ -423,5 +424,7 @@ mod tests {
         let warning = tight(&need(5 * GB / 2), memory).unwrap();
         assert!(warning.contains("3.25 GB") && warning.contains("2.50 GB") && warning.contains("3.00 GB is free"), "{warning}");
         assert!(tight(&need(u64::MAX), memory).is_some());
+        // A model and its draft model are judged together.
+        assert!(tight(&need(3 * GB / 2).and(need(GB)), memory).is_some());
     }
 }

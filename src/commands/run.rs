@@ -169,10 +169,10 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
     let bundle = args.model.bundle(&mut terminal)?;
     let mut stats = Stats::new(started);
     let engine = args.engine.load(&bundle)?;
-    if let Some(warning) = memory_warning(&engine) {
+    let small = args.draft_model(&engine, &mut terminal)?;
+    if let Some(warning) = memory_warning(std::iter::once(&engine).chain(&small)) {
         terminal.note(&warning);
     }
-    let small = args.draft_model(&engine, &mut terminal)?;
     if args.model.is_default() {
         terminal.note(&format!(
             "{} is a small starter model; for better answers try: cactus run {}",
@@ -319,8 +319,11 @@ fn many(asked: &Asked, batch: Batch, stats: &mut Stats, terminal: &mut Terminal)
         let answer = stats.answer(&mut session, &prompt, &item.request, &mut |_| {}, &terminal::interrupted)?;
         Ok((answer.finish != Finish::Interrupted).then(|| response::completion(&answer, THRESHOLD)))
     };
-    batch.run(request, answer, &|error| response::failure(error, THRESHOLD), terminal)?;
-    Ok(asked.keep(&mut session)?)
+    let done = batch.run(request, answer, &|error| response::failure(error, THRESHOLD), terminal);
+    // A line that failed takes nothing from the others.
+    let kept = asked.keep(&mut session);
+    done?;
+    Ok(kept?)
 }
 
 /// The prompt of one user turn; a model without a chat template gets the text as it is.

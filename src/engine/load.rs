@@ -93,6 +93,16 @@ impl Footprint {
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.cache).saturating_add(self.arena)
     }
+
+    /// What both need together.
+    #[must_use]
+    pub fn and(self, other: Footprint) -> Footprint {
+        Footprint {
+            weights: self.weights.saturating_add(other.weights),
+            cache: self.cache.saturating_add(other.cache),
+            arena: self.arena.saturating_add(other.arena),
+        }
+    }
 }
 
 impl Engine {

@@ -70,7 +70,7 @@ pub fn measure(
     let machine = MachineArgs { threads, ..args.machine.clone() };
     let options = EngineArgs { machine, context: Some(lengths.context(SHORT).min(spec.max_context)) };
     let engine = options.load(path)?;
-    if let Some(warning) = memory_warning(&engine) {
+    if let Some(warning) = memory_warning([&engine]) {
         terminal.note(&warning);
     }
     let before = Sensors::read();
