@@ -138,7 +138,7 @@ impl SamplingArgs {
             return Err(Error::usage("an empty stop text would end every answer at once"));
         }
         let max_tokens = self.max_tokens.or_else(|| set.whole(Key::MaxTokens).map(|n| n as usize)).unwrap_or(1024);
-        Ok(Request { sampling, max_tokens, stops: self.stop.clone(), ignore_end: false, draft: !self.no_draft })
+        Ok(Request { sampling, max_tokens, stops: self.stop.clone(), draft: !self.no_draft, ..Request::default() })
     }
 }
 

@@ -1,12 +1,11 @@
 //! From prompt ids to an answer.
 
-use super::confidence::Confidence;
 use super::draft::Draft;
-use super::sampler::{Sampler, Sampling};
+use super::sampler::Sampling;
 use super::session::Session;
-use super::stream::TextStream;
-use super::thinking::tag_ids;
-use crate::error::{Error, Kind, Result};
+use super::thinking::{Part, Splitter};
+use super::writing::Writing;
+use crate::error::{Kind, Result};
 use std::time::Instant;
 
 /// What to generate.
@@ -22,12 +21,21 @@ pub struct Request {
     /// Check guesses from the text so far, and of a draft model if the session has one, several at a time, see
     /// [`super::draft`]. The answer is the same.
     pub draft: bool,
+    /// Record for every token so many of the likeliest ones, see [`super::writing::TokenChoices`].
+    pub top_logprobs: Option<usize>,
 }
 
 /// The most probable tokens, 1024 at most, guessing ahead.
 impl Default for Request {
     fn default() -> Self {
-        Request { sampling: Sampling::default(), max_tokens: 1024, stops: Vec::new(), ignore_end: false, draft: true }
+        Request {
+            sampling: Sampling::default(),
+            max_tokens: 1024,
+            stops: Vec::new(),
+            ignore_end: false,
+            draft: true,
+            top_logprobs: None,
+        }
     }
 }
 
@@ -94,98 +102,51 @@ pub fn generate(
     on_text: &mut dyn FnMut(&str),
     stopped: &dyn Fn() -> bool,
 ) -> Result<Answer> {
-    request.sampling.validate()?;
-    let begin = Instant::now();
-    let ms = |begin: Instant| begin.elapsed().as_secs_f64() * 1e3;
-    let engine = session.engine();
-    if prompt.len() >= engine.context() {
-        return Err(Error::usage(format!(
-            "the prompt has {} tokens, the context of {} has no room for an answer",
-            prompt.len(),
-            engine.context()
-        ))
-        .with_hint(format!(
-            "shorten the prompt, or give a larger --context (this model: up to {})",
-            engine.bundle.manifest.spec.max_context
-        )));
-    }
-    let mut sampler = Sampler::new(request.sampling.clone());
-    let mut stream = TextStream::new(&engine.tokenizer, request.stops.clone()).showing(tag_ids(&engine.tokenizer));
-    let mut confidence = Confidence::default();
-    let mut recent = prompt.to_vec();
-    let mut answer = Answer {
-        text: String::new(),
-        ids: Vec::new(),
-        logprobs: Vec::new(),
-        finish: Finish::Length,
-        thinking: None,
-        unfinished_thinking: false,
-        confidence: None,
-        prompt_tokens: prompt.len(),
-        reused_tokens: 0,
-        drafted_tokens: 0,
-        first_token_ms: 0.0,
-        total_ms: 0.0,
+    let mut on_part = |part: Part| match part {
+        Part::Thought(text) | Part::Answer(text) => on_text(text),
     };
-    let fed = match session.feed(prompt, stopped) {
-        Ok(fed) => fed,
+    write(session, prompt, request, Splitter::new(None, false), &mut on_part, stopped)
+}
+
+/// [`generate`] with a splitter that tells reasoning from the answer.
+pub(super) fn write(
+    session: &mut Session,
+    prompt: &[u32],
+    request: &Request,
+    splitter: Splitter,
+    on_part: &mut dyn FnMut(Part),
+    stopped: &dyn Fn() -> bool,
+) -> Result<Answer> {
+    let engine = session.engine();
+    let mut writing = Writing::new(engine, prompt, request, splitter, Instant::now())?;
+    match session.feed(prompt, stopped) {
+        Ok(fed) => writing.reused(fed.reused),
         Err(e) if e.kind == Kind::Interrupted => {
-            answer.finish = Finish::Interrupted;
-            answer.total_ms = ms(begin);
-            return Ok(answer);
+            writing.end(Finish::Interrupted);
+            return Ok(writing.finish(on_part));
         }
         Err(e) => return Err(e),
-    };
-    answer.reused_tokens = fed.reused;
+    }
     let mut draft = request.draft.then(Draft::default);
     // Tokens that were run behind the last certain one, how many of them were chosen, and how long it took.
     let (mut guess, mut held, mut seconds): (Vec<u32>, usize, f64) = (Vec::new(), 0, 0.0);
-    while answer.ids.len() < request.max_tokens {
-        let choice = sampler.sample(session.logits(held), &recent);
-        if answer.ids.is_empty() {
-            answer.first_token_ms = ms(begin);
-        }
-        answer.ids.push(choice.id);
-        answer.logprobs.push(choice.logprob);
-        confidence.add(choice.margin);
-        recent.push(choice.id);
-        if !request.ignore_end && engine.tokenizer.eos_ids().contains(&choice.id) {
-            answer.finish = Finish::Stop;
-            break;
-        }
-        let piece = stream.push(choice.id);
-        if !piece.text.is_empty() {
-            on_text(&piece.text);
-            answer.text.push_str(&piece.text);
-        }
-        if piece.stopped {
-            answer.finish = Finish::Stop;
-            break;
-        }
+    while let Some(id) = writing.choose(session.logits(held), on_part) {
         if stopped() {
-            answer.finish = Finish::Interrupted;
+            writing.end(Finish::Interrupted);
             break;
         }
-        if answer.ids.len() == request.max_tokens {
-            break;
-        }
-        let known = recent.len() - 1;
-        if known == engine.context() {
-            answer.finish = Finish::Context;
-            break;
-        }
-        if guess.get(held) == Some(&choice.id) {
+        if guess.get(held) == Some(&id) {
             held += 1;
-            answer.drafted_tokens += 1;
+            writing.drafted();
             continue;
         }
-        session.truncate(known);
-        if answer.ids.len() == 1
+        session.truncate(writing.ids().len() - 1);
+        if writing.tokens() == 1
             && let Some(model) = session.draft_model.as_deref_mut().filter(|_| request.draft)
         {
-            match model.begin(&recent, &request.sampling, stopped) {
+            match model.begin(writing.ids(), &request.sampling, stopped) {
                 Err(e) if e.kind == Kind::Interrupted => {
-                    answer.finish = Finish::Interrupted;
+                    writing.end(Finish::Interrupted);
                     break;
                 }
                 begun => begun?,
@@ -197,23 +158,15 @@ pub fn generate(
             if seconds > 0.0 {
                 draft.learn(held, seconds, model.as_deref_mut());
             }
-            let room = (engine.context() - recent.len()).min(request.max_tokens - answer.ids.len() - 1);
             guess.clear();
             begin = Instant::now();
-            guess.extend_from_slice(draft.guess(&recent, room, model)?);
+            guess.extend_from_slice(draft.guess(writing.ids(), writing.room(), model)?);
         }
         held = 0;
-        session.run_ahead(choice.id, &guess)?;
+        session.run_ahead(id, &guess)?;
         seconds = begin.elapsed().as_secs_f64();
     }
     // Guesses that nobody chose are forgotten.
-    session.truncate(recent.len() - usize::from(!answer.ids.is_empty()));
-    let rest = stream.finish();
-    if !rest.is_empty() {
-        on_text(&rest);
-        answer.text.push_str(&rest);
-    }
-    answer.confidence = confidence.value();
-    answer.total_ms = ms(begin);
-    Ok(answer)
+    session.truncate(writing.ids().len() - usize::from(writing.tokens() > 0));
+    Ok(writing.finish(on_part))
 }

@@ -21,6 +21,7 @@ pub mod stream;
 pub mod thinking;
 pub mod tokenizer;
 mod vocabulary;
+pub mod writing;
 
 pub use generate::{Answer, Finish, Request, generate};
 pub use load::{Engine, Footprint, LoadOptions, LoadTimes};

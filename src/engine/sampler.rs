@@ -218,6 +218,20 @@ fn survey(logits: &mut [f32]) -> Option<Survey> {
     Some(Survey { best, second, log_sum: f64::from(best) + total.ln() })
 }
 
+/// The `count` likeliest ids, best first, with the natural logarithms of their probabilities. Ties go to the lowest id.
+pub fn likeliest(logits: &mut [f32], count: usize) -> Vec<(u32, f32)> {
+    let Some(raw) = survey(logits) else { return Vec::new() };
+    let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
+    for (id, &logit) in logits.iter().enumerate() {
+        if best.len() < count || best.last().is_some_and(|worst| logit > worst.1) {
+            let at = best.partition_point(|other| other.1 >= logit);
+            best.insert(at, (id as u32, logit));
+            best.truncate(count);
+        }
+    }
+    best.iter().map(|&(id, logit)| (id, (f64::from(logit) - raw.log_sum) as f32)).collect()
+}
+
 /// Summed in f32 within a chunk, in f64 across them.
 const CHUNK: usize = 256;
 

@@ -4,7 +4,7 @@
 //! template at the end of the prompt. The same spelling later on is ordinary text.
 
 use super::chat::{Message, RenderOptions};
-use super::generate::{Answer, Request, generate};
+use super::generate::{Answer, Request, write};
 use super::load::Engine;
 use super::session::Session;
 use super::tokenizer::Tokenizer;
@@ -130,7 +130,7 @@ pub enum Part<'a> {
     Answer(&'a str),
 }
 
-/// [`generate`] with the reasoning taken out: the answer's text is the answer only.
+/// [`generate`](super::generate::generate) with the reasoning taken out: the answer's text is the answer only.
 pub fn generate_parts(
     session: &mut Session,
     prompt: &Prompt,
@@ -138,20 +138,8 @@ pub fn generate_parts(
     on_part: &mut dyn FnMut(Part),
     stopped: &dyn Fn() -> bool,
 ) -> Result<Answer> {
-    let mut splitter = Splitter::new(tags(session.engine()), prompt.inside);
-    let (mut thought, mut text) = (String::new(), String::new());
-    let mut collect = |part: Part| {
-        match part {
-            Part::Thought(piece) => thought.push_str(piece),
-            Part::Answer(piece) => text.push_str(piece),
-        }
-        on_part(part);
-    };
-    let mut answer = generate(session, &prompt.ids, request, &mut |piece| splitter.push(piece, &mut collect), stopped)?;
-    answer.unfinished_thinking = splitter.finish(&mut collect);
-    answer.text = text;
-    answer.thinking = Some(thought).filter(|thought| !thought.is_empty());
-    Ok(answer)
+    let splitter = Splitter::new(tags(session.engine()), prompt.inside);
+    write(session, &prompt.ids, request, splitter, on_part, stopped)
 }
 
 /// Tells thoughts from the answer in text that arrives in arbitrary pieces. Tags, and white space around

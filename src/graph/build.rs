@@ -13,7 +13,7 @@ use std::collections::HashMap;
 pub(super) enum Rows {
     /// One a token.
     Tokens,
-    /// One.
+    /// One a sequence.
     Last,
 }
 

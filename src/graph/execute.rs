@@ -1,9 +1,9 @@
 //! Running a plan.
 
 use super::op::Op;
-use super::plan::{Buffers, Place, Plan, rotated_parts};
+use super::plan::{Buffers, Place, Plan, Size, rotated_parts};
 use super::profile::Profile;
-use super::state::State;
+use super::state::{Attend, State};
 use crate::kernels::matmul_quant::Columns;
 use crate::kernels::rotate::Rotated;
 use crate::kernels::threads::Pool;
@@ -41,6 +41,49 @@ pub struct Run<'a> {
     pub profile: Option<&'a mut Profile>,
 }
 
+/// A sequence that takes part in a run.
+pub struct Sequence<'a> {
+    pub state: &'a mut State,
+    /// Its tokens in the run, at least one; they follow the filled positions of `state`.
+    pub tokens: usize,
+}
+
+/// A run of several sequences, which know nothing of each other.
+pub struct Batch<'a, 's> {
+    /// The bytes that the graph's weights point into.
+    pub weights: &'a [u8],
+    /// The tokens of the first sequence, then those of the second, and so on.
+    pub feed: Feed<'a>,
+    pub sequences: &'a mut [Sequence<'s>],
+    pub buffers: &'a mut Buffers,
+    pub pool: &'a Pool,
+    /// Collects times when given.
+    pub profile: Option<&'a mut Profile>,
+}
+
+impl Attend<'_> {
+    /// For the rows `x` of all sequences, one after the other. Those of one token that come first are spread over the
+    /// threads, the others use all threads each.
+    fn run(&self, sequences: &mut [Sequence], pool: &Pool, alone: &Pool, x: &[f32], out: &mut [f32]) {
+        let (stride, tokens) = (self.stride, x.len() / self.stride);
+        let width = out.len() / tokens;
+        let single = sequences.iter().take_while(|s| s.tokens == 1).count();
+        let single = if single > 1 { single } else { 0 };
+        let (ones, others) = sequences.split_at_mut(single);
+        let (first, mut out) = out.split_at_mut(single * width);
+        pool.each_chunk(ones, first, width, &|i, one, out| {
+            one.state.attend(self, alone, &x[i * stride..][..stride], out);
+        });
+        let mut x = &x[single * stride..];
+        for sequence in others {
+            let (this, rest) = x.split_at(sequence.tokens * stride);
+            let (this_out, rest_out) = out.split_at_mut(sequence.tokens * width);
+            sequence.state.attend(self, pool, this, this_out);
+            (x, out) = (rest, rest_out);
+        }
+    }
+}
+
 impl Plan {
     /// Runs the plan once. Allocates nothing (unless a profile is collected).
     ///
@@ -52,12 +95,24 @@ impl Plan {
 
     /// [`Plan::execute`], asking `stopped` before every step. False if it was stopped: then the filled
     /// positions of the state are what they were, and there are no outputs.
-    pub fn execute_unless(&self, mut run: Run, stopped: &dyn Fn() -> bool) -> bool {
-        let tokens = run.feed.tokens();
-        assert!((1..=self.max_tokens()).contains(&tokens), "{tokens} tokens in a plan for {}", self.max_tokens());
+    pub fn execute_unless(&self, run: Run, stopped: &dyn Fn() -> bool) -> bool {
+        let Run { weights, feed, state, buffers, pool, profile } = run;
+        let sequences = &mut [Sequence { state, tokens: feed.tokens() }];
+        self.execute_batch(Batch { weights, feed, sequences, buffers, pool, profile }, stopped)
+    }
+
+    /// [`Plan::execute_unless`] for several sequences. Weights are read once for all of them; every sequence gets what
+    /// it would get alone. A graph that ends with the last row returns the last row of each.
+    pub fn execute_batch(&self, mut run: Batch, stopped: &dyn Fn() -> bool) -> bool {
+        let size = Size { tokens: run.feed.tokens(), sequences: run.sequences.len() };
+        assert!((1..=self.max_tokens()).contains(&size.tokens), "{} tokens in a plan for {}", size.tokens, self.max_tokens());
+        assert!((1..=self.max_sequences()).contains(&size.sequences));
+        assert!(run.sequences.iter().all(|s| s.tokens > 0));
+        assert_eq!(run.sequences.iter().map(|s| s.tokens).sum::<usize>(), size.tokens);
         assert!(run.pool.threads() <= self.threads());
-        assert!(self.graph.caches.is_empty() || run.state.len() + tokens <= run.state.capacity());
-        run.buffers.tokens = tokens;
+        let fits = |s: &Sequence| s.state.len() + s.tokens <= s.state.capacity();
+        assert!(self.graph.caches.is_empty() || run.sequences.iter().all(fits));
+        run.buffers.size = size;
         for step in &self.steps {
             if stopped() {
                 return false;
@@ -76,20 +131,20 @@ impl Plan {
                 profile.add(&kind, begin.elapsed());
             }
         }
-        run.state.advance(tokens);
+        run.sequences.iter_mut().for_each(|s| s.state.advance(s.tokens));
         true
     }
 
-    fn step(&self, step: &super::plan::Step, run: &mut Run) {
+    fn step(&self, step: &super::plan::Step, run: &mut Batch) {
         let (weights, pool, kernels) = (run.weights, run.pool, &self.kernels);
-        let tokens = run.feed.tokens();
+        let size = run.buffers.size;
         let weight = |id: super::WeightId| &self.graph.weights[id.0];
         let (arena, scratch) = run.buffers.parts();
         if step.copy_first {
-            arena.copy_within(step.inputs[0].range(tokens), step.output.offset);
+            arena.copy_within(step.inputs[0].range(size), step.output.offset);
         }
-        let (out, inputs) = Split::new(arena, step.output.range(tokens));
-        let input = |i: usize| inputs.get(step.inputs[i].range(tokens));
+        let (out, inputs) = Split::new(arena, step.output.range(size));
+        let input = |i: usize| inputs.get(step.inputs[i].range(size));
         let cols = step.output.value.cols;
         match &step.op {
             Op::Embed { parts } => {
@@ -111,7 +166,7 @@ impl Plan {
             }
             Op::Rotate => {
                 if let Some(layout) = &step.output.value.rotated {
-                    let (codes, scales, _) = rotated_parts(layout, step.output.rows(tokens));
+                    let (codes, scales, _) = rotated_parts(layout, step.output.rows(size));
                     let (codes, rest) = out.split_at_mut(codes);
                     let (scales, sums) = rest.split_at_mut(scales - codes.len());
                     let (codes, sums) = (bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(sums));
@@ -123,7 +178,7 @@ impl Plan {
                 let bias = bias.map(|b| weight(b).f32(weights));
                 match w.layout() {
                     Some(layout) => {
-                        let x = rotated(input(0), &step.inputs[0], tokens);
+                        let x = rotated(input(0), &step.inputs[0], size);
                         let out = Columns::all(out, w.rows);
                         kernels.matmul_quant.run(pool, &layout, w.bytes(weights), x, bias, out, scratch)
                     }
@@ -131,7 +186,7 @@ impl Plan {
                 }
             }
             Op::MatMulParts { parts } => {
-                let x = rotated(input(0), &step.inputs[0], tokens);
+                let x = rotated(input(0), &step.inputs[0], size);
                 let mut first = 0;
                 for part in parts.iter().map(|part| weight(*part)) {
                     let layout = part.layout().expect("the builder takes quantised parts only");
@@ -142,8 +197,9 @@ impl Plan {
             }
             Op::RopeAngles { rope } => {
                 let table = &self.graph.ropes[*rope];
-                for (t, out) in out.chunks_exact_mut(cols).enumerate() {
-                    rope::angles(run.state.len() + t, &table.frequencies, table.scale, out);
+                let positions = run.sequences.iter().flat_map(|s| s.state.len()..s.state.len() + s.tokens);
+                for (position, out) in positions.zip(out.chunks_exact_mut(cols)) {
+                    rope::angles(position, &table.frequencies, table.scale, out);
                 }
             }
             Op::Rope { start, heads, head_dim } => {
@@ -152,24 +208,28 @@ impl Plan {
             }
             Op::Attention { cache, .. } => {
                 let (x, stride) = (input(0), step.inputs[0].value.cols);
-                run.state.attend(*cache, (&kernels.attention, &kernels.attention_int8), pool, x, stride, out);
+                let job = Attend { cache: *cache, float: &kernels.attention, int8: &kernels.attention_int8, stride };
+                job.run(run.sequences, pool, &self.alone, x, out);
             }
             Op::Gate { act } => kernels.elementwise.gate(pool, *act, input(0), cols, out),
             Op::Add => kernels.elementwise.add(pool, out, input(1)),
             Op::Scale { factor } => kernels.elementwise.scale(pool, out, *factor),
             Op::SoftCap { cap } => kernels.elementwise.soft_cap(pool, out, *cap),
             Op::LastRow => {
-                let x = input(0);
-                out.copy_from_slice(&x[x.len() - cols..]);
+                let (x, mut end) = (input(0), 0);
+                for (s, out) in run.sequences.iter().zip(out.chunks_exact_mut(cols)) {
+                    end += s.tokens * cols;
+                    out.copy_from_slice(&x[end - cols..end]);
+                }
             }
         }
     }
 }
 
 /// A rotated value as the product kernels take it.
-fn rotated<'a>(x: &'a [f32], place: &Place, tokens: usize) -> Rotated<'a> {
+fn rotated<'a>(x: &'a [f32], place: &Place, size: Size) -> Rotated<'a> {
     let layout = place.value.rotated.as_ref().expect("the builder gives quantised products rotated inputs");
-    let (codes, scales, sums) = rotated_parts(layout, place.rows(tokens));
+    let (codes, scales, sums) = rotated_parts(layout, place.rows(size));
     Rotated { codes: bytemuck::cast_slice(&x[..codes]), scales: &x[codes..scales], sums: bytemuck::cast_slice(&x[scales..sums]) }
 }
 

@@ -35,7 +35,7 @@ mod state;
 mod tensor;
 
 pub use build::Graph;
-pub use execute::{Feed, Run};
+pub use execute::{Batch, Feed, Run, Sequence};
 pub use op::{NodeId, Op, RopeTable, WeightId};
 pub use plan::{Buffers, Plan};
 pub use profile::Profile;

@@ -20,7 +20,7 @@ pub struct RopeTable {
     pub scale: f32,
 }
 
-/// What a node computes. All values are `[rows, cols]`, one row a token unless [`Op::LastRow`] came before.
+/// What a node computes. All values are `[rows, cols]`, one row a token, or one a sequence if [`Op::LastRow`] came before.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// Rows of a table for the token ids; its parts stand one below the other.

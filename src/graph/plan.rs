@@ -10,6 +10,7 @@ use crate::kernels::matmul_float::MatMulFloat;
 use crate::kernels::matmul_quant::MatMulQuant;
 use crate::kernels::norm::RmsNorm;
 use crate::kernels::rotate::Rotate;
+use crate::kernels::threads::Pool;
 use crate::kernels::variant::Level;
 use crate::quant::CqLayout;
 use std::fmt::Write;
@@ -17,6 +18,14 @@ use std::ops::Range;
 
 /// f32 elements of a cache line; every value starts on one.
 const LINE: usize = 16;
+
+/// How much runs at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Size {
+    /// Tokens of all sequences together.
+    pub tokens: usize,
+    pub sequences: usize,
+}
 
 /// Where a node's value lies in the arena, in f32 elements.
 #[derive(Clone, Copy, Debug)]
@@ -26,14 +35,17 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Rows of the value when `tokens` run.
-    pub fn rows(&self, tokens: usize) -> usize {
-        if self.value.rows == Rows::Tokens { tokens } else { 1 }
+    /// Rows of the value in a run of this size.
+    pub fn rows(&self, size: Size) -> usize {
+        match self.value.rows {
+            Rows::Tokens => size.tokens,
+            Rows::Last => size.sequences,
+        }
     }
 
-    /// Elements in use when `tokens` run.
-    pub fn range(&self, tokens: usize) -> Range<usize> {
-        self.offset..self.offset + elements(&self.value, self.rows(tokens))
+    /// Elements in use in a run of this size.
+    pub fn range(&self, size: Size) -> Range<usize> {
+        self.offset..self.offset + elements(&self.value, self.rows(size))
     }
 }
 
@@ -73,15 +85,17 @@ pub(super) struct Kernels {
     pub attention_int8: AttentionInt8,
 }
 
-/// A graph laid out for at most `max_tokens` tokens at a time.
+/// A graph laid out for at most so many tokens and sequences at a time.
 pub struct Plan {
     pub(super) graph: Graph,
     pub(super) steps: Vec<Step>,
     pub(super) outputs: Vec<Place>,
     pub(super) kernels: Kernels,
     level: Level,
-    max_tokens: usize,
+    most: Size,
     threads: usize,
+    /// Runs what is given to one thread as a whole.
+    pub(super) alone: Pool,
     /// f32 elements of the arena.
     arena: usize,
     /// Scratch bytes over all threads.
@@ -94,8 +108,8 @@ pub struct Buffers {
     /// Elements before the first cache-line boundary.
     skew: usize,
     scratch: Vec<u8>,
-    /// Tokens of the last run.
-    pub(super) tokens: usize,
+    /// The last run.
+    pub(super) size: Size,
 }
 
 impl Buffers {
@@ -106,8 +120,14 @@ impl Buffers {
 }
 
 impl Plan {
-    /// Plans `graph` for runs of 1 to `max_tokens` tokens on a pool of `threads`.
+    /// Plans `graph` for runs of 1 to `max_tokens` tokens of one sequence on a pool of `threads`.
     pub fn new(graph: &Graph, level: Level, max_tokens: usize, threads: usize) -> Result<Self> {
+        Plan::for_sequences(graph, level, max_tokens, 1, threads)
+    }
+
+    /// The same for runs of up to `sequences` sequences together, see [`Plan::execute_batch`].
+    pub fn for_sequences(graph: &Graph, level: Level, max_tokens: usize, sequences: usize, threads: usize) -> Result<Self> {
+        let most = Size { tokens: max_tokens, sequences };
         let nodes = &graph.nodes;
         // `home[n]`: the node whose storage n uses; `dies[n]`: the last step that needs the storage of home n.
         let mut last_use = vec![0; nodes.len()];
@@ -130,7 +150,7 @@ impl Plan {
         let mut offsets = vec![0; nodes.len()];
         for (i, node) in nodes.iter().enumerate() {
             offsets[i] = if home[i] == i {
-                let rows = if node.value.rows == Rows::Tokens { max_tokens } else { 1 };
+                let rows = Place { offset: 0, value: node.value }.rows(most);
                 arena.place(i, dies[i].max(i), elements(&node.value, rows))
             } else {
                 offsets[home[i]]
@@ -159,8 +179,9 @@ impl Plan {
             },
             graph: graph.clone(),
             level,
-            max_tokens,
+            most,
             threads,
+            alone: Pool::new(1),
             arena: arena.size,
             scratch: panel * threads,
         })
@@ -170,7 +191,7 @@ impl Plan {
     pub fn buffers(&self) -> Buffers {
         let arena = vec![0.0f32; self.arena + LINE];
         let skew = arena.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
-        Buffers { arena, skew, scratch: vec![0; self.scratch], tokens: 0 }
+        Buffers { arena, skew, scratch: vec![0; self.scratch], size: Size::default() }
     }
 
     /// An empty state for up to `positions` positions; see [`Graph::state`].
@@ -189,7 +210,12 @@ impl Plan {
     }
 
     pub fn max_tokens(&self) -> usize {
-        self.max_tokens
+        self.most.tokens
+    }
+
+    /// Sequences that can run together.
+    pub fn max_sequences(&self) -> usize {
+        self.most.sequences
     }
 
     /// Threads that the scratch memory was planned for.
@@ -199,12 +225,12 @@ impl Plan {
 
     /// Result `index` of the last run in `buffers`, row after row.
     pub fn output<'a>(&self, buffers: &'a Buffers, index: usize) -> &'a [f32] {
-        &buffers.arena[buffers.skew..][self.outputs[index].range(buffers.tokens)]
+        &buffers.arena[buffers.skew..][self.outputs[index].range(buffers.size)]
     }
 
     /// The same for writing (samplers work in place).
     pub fn output_mut<'a>(&self, buffers: &'a mut Buffers, index: usize) -> &'a mut [f32] {
-        let range = self.outputs[index].range(buffers.tokens);
+        let range = self.outputs[index].range(buffers.size);
         &mut buffers.arena[buffers.skew..][range]
     }
 
@@ -213,7 +239,7 @@ impl Plan {
         let mut text = format!(
             "{} steps, at most {} tokens, {} threads, {} kernels, arena {} KiB, scratch {} KiB\n",
             self.steps.len(),
-            self.max_tokens,
+            self.most.tokens,
             self.threads,
             self.level,
             self.arena * 4 / 1024,

@@ -85,6 +85,16 @@ fn bytes<T: bytemuck::Pod>(array: &mut [T]) -> &mut [u8] {
     bytemuck::cast_slice_mut(array)
 }
 
+/// Attention with the keys and values of one layer.
+pub(super) struct Attend<'a> {
+    /// Number of the layer among those with a cache.
+    pub cache: usize,
+    pub float: &'a Attention,
+    pub int8: &'a AttentionInt8,
+    /// Columns of a row: queries, keys, values.
+    pub stride: usize,
+}
+
 impl Graph {
     /// An empty state for up to `positions` positions.
     pub fn state(&self, positions: usize, format: CacheFormat) -> State {
@@ -161,34 +171,43 @@ impl State {
         Ok(())
     }
 
+    /// Holds what `other`, a state of the same graph and format, holds for its first `len` positions, and nothing else.
+    ///
+    /// # Panics
+    /// When `other` has fewer, or they do not fit.
+    pub fn copy_beginning(&mut self, other: &mut State, len: usize) {
+        assert!(len <= other.len && len <= self.capacity && self.layers.len() == other.layers.len());
+        let (mine, theirs) = (self.capacity, other.capacity);
+        let pairs = self.layers.iter_mut().zip(&mut other.layers).flat_map(|(to, from)| to.heads().zip(from.heads()));
+        for (to, from) in pairs {
+            let position = to.len() / mine;
+            assert_eq!(position, from.len() / theirs);
+            let filled = position * len.next_multiple_of(BLOCK);
+            to[..filled].copy_from_slice(&from[..filled]);
+        }
+        self.len = len;
+    }
+
     pub(super) fn advance(&mut self, tokens: usize) {
         self.len += tokens;
     }
 
-    /// Stores keys and values of new positions, which follow the filled ones, and attends: columns of `x` are queries,
-    /// keys, values.
-    pub(super) fn attend(
-        &mut self,
-        cache: usize,
-        kernels: (&Attention, &AttentionInt8),
-        pool: &Pool,
-        x: &[f32],
-        stride: usize,
-        out: &mut [f32],
-    ) {
-        let (start, capacity, layer) = (self.len, self.capacity, &mut self.layers[cache]);
+    /// Stores keys and values of new positions, which follow the filled ones, and attends.
+    pub(super) fn attend(&mut self, job: &Attend, pool: &Pool, x: &[f32], out: &mut [f32]) {
+        let (start, capacity, stride) = (self.len, self.capacity, job.stride);
+        let layer = &mut self.layers[job.cache];
         let shape = &layer.shape;
         let key_column = shape.heads * shape.head_dim;
         let value_column = key_column + shape.kv_heads * shape.head_dim;
         match &mut layer.store {
             Store::F16 { keys, values } => {
                 attention::store(shape, x, stride, key_column, value_column, start, keys, values, capacity);
-                kernels.0.run(pool, shape, x, stride, 0, start, attention::Cache { keys, values, capacity }, out);
+                job.float.run(pool, shape, x, stride, 0, start, attention::Cache { keys, values, capacity }, out);
             }
             Store::Int8 { keys, key_scales, values, value_scales } => {
                 let mut cache = attention_int8::Cache { keys, key_scales, values, value_scales, capacity };
-                kernels.1.store(pool, shape, x, stride, key_column, value_column, start, &mut cache);
-                kernels.1.run(pool, shape, x, stride, 0, start, &cache, &mut self.scratch, out);
+                job.int8.store(pool, shape, x, stride, key_column, value_column, start, &mut cache);
+                job.int8.run(pool, shape, x, stride, 0, start, &cache, &mut self.scratch, out);
             }
         }
     }

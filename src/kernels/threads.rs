@@ -152,6 +152,24 @@ impl Pool {
         });
     }
 
+    /// Runs `job(i, item, chunk)` for every item `i` and the `width` values of `out` that belong to it.
+    pub fn each_chunk<T: Send>(
+        &self,
+        items: &mut [T],
+        out: &mut [f32],
+        width: usize,
+        job: &(dyn Fn(usize, &mut T, &mut [f32]) + Sync),
+    ) {
+        let count = items.len();
+        assert_eq!(out.len(), count * width);
+        let (items, out) = (&Parts::new(items), &Parts::new(out));
+        self.each(count, &|_, i| {
+            // SAFETY: every task has an item and a chunk of its own.
+            let (item, out) = unsafe { (&mut items.slice(i..i + 1)[0], out.slice(i * width..(i + 1) * width)) };
+            job(i, item, out);
+        });
+    }
+
     /// Splits `0..count` into one contiguous range a thread, but none smaller than `grain`.
     pub fn ranges(&self, count: usize, grain: usize, job: &(dyn Fn(Range<usize>) + Sync)) {
         let parts = (count / grain.max(1)).clamp(1, self.threads());

@@ -1,0 +1,190 @@
+//! An answer while it is written: from logits to tokens and text, and when it ends.
+
+use super::confidence::Confidence;
+use super::generate::{Answer, Finish, Request};
+use super::load::Engine;
+use super::sampler::{self, Sampler};
+use super::stream::TextStream;
+use super::thinking::{Part, Splitter, tag_ids};
+use crate::error::{Error, Result};
+use std::time::Instant;
+
+/// The likeliest tokens at a place of an answer, and what their probabilities were.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenChoices {
+    pub id: u32,
+    /// Natural logarithm of the token's probability.
+    pub logprob: f32,
+    /// Ids and logarithms of probabilities of the likeliest, best first; as many as [`Request::top_logprobs`].
+    pub top: Vec<(u32, f32)>,
+}
+
+/// One answer being written. Whoever runs the model gives it logits and is told which token to run next.
+pub struct Writing<'e> {
+    engine: &'e Engine,
+    request: Request,
+    sampler: Sampler,
+    stream: TextStream<'e>,
+    splitter: Splitter,
+    confidence: Confidence,
+    /// Prompt and answer.
+    ids: Vec<u32>,
+    choices: Vec<TokenChoices>,
+    answer: Answer,
+    ended: bool,
+    begin: Instant,
+}
+
+impl<'e> Writing<'e> {
+    /// An answer to `prompt`; time is counted from `begin`.
+    ///
+    /// # Errors
+    /// `Usage` when a sampling value is out of range, or the prompt leaves no room for an answer.
+    pub fn new(engine: &'e Engine, prompt: &[u32], request: &Request, splitter: Splitter, begin: Instant) -> Result<Self> {
+        request.sampling.validate()?;
+        if prompt.len() >= engine.context() {
+            return Err(Error::usage(format!(
+                "the prompt has {} tokens, the context of {} has no room for an answer",
+                prompt.len(),
+                engine.context()
+            ))
+            .with_hint(format!(
+                "shorten the prompt, or give a larger --context (this model: up to {})",
+                engine.bundle.manifest.spec.max_context
+            )));
+        }
+        let stream = TextStream::new(&engine.tokenizer, request.stops.clone()).showing(tag_ids(&engine.tokenizer));
+        Ok(Writing {
+            engine,
+            sampler: Sampler::new(request.sampling.clone()),
+            stream,
+            splitter,
+            confidence: Confidence::default(),
+            ids: prompt.to_vec(),
+            choices: Vec::new(),
+            answer: Answer {
+                text: String::new(),
+                ids: Vec::new(),
+                logprobs: Vec::new(),
+                finish: Finish::Length,
+                thinking: None,
+                unfinished_thinking: false,
+                confidence: None,
+                prompt_tokens: prompt.len(),
+                reused_tokens: 0,
+                drafted_tokens: 0,
+                first_token_ms: 0.0,
+                total_ms: 0.0,
+            },
+            ended: request.max_tokens == 0,
+            request: request.clone(),
+            begin,
+        })
+    }
+
+    /// Prompt and answer so far.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Tokens of the answer so far.
+    pub fn tokens(&self) -> usize {
+        self.answer.ids.len()
+    }
+
+    /// Tokens that may follow the next one.
+    pub fn room(&self) -> usize {
+        (self.engine.context() - self.ids.len()).min(self.request.max_tokens - self.tokens() - 1)
+    }
+
+    pub fn ended(&self) -> bool {
+        self.ended
+    }
+
+    /// What was chosen since this was asked last; recorded when [`Request::top_logprobs`] is set.
+    pub fn take_choices(&mut self) -> Vec<TokenChoices> {
+        std::mem::take(&mut self.choices)
+    }
+
+    /// Notes how many prompt tokens were known from before.
+    pub fn reused(&mut self, tokens: usize) {
+        self.answer.reused_tokens = tokens;
+    }
+
+    /// Notes that the next token was guessed.
+    pub fn drafted(&mut self) {
+        self.answer.drafted_tokens += 1;
+    }
+
+    /// Ends the answer as it stands.
+    pub fn end(&mut self, finish: Finish) {
+        self.answer.finish = finish;
+        self.ended = true;
+    }
+
+    /// Chooses the next token from the logits after [`ids`](Self::ids), which are used as work space. Returns the token
+    /// to run, or nothing when the answer has ended.
+    pub fn choose(&mut self, logits: &mut [f32], on_part: &mut dyn FnMut(Part)) -> Option<u32> {
+        if self.ended {
+            return None;
+        }
+        let top = self.request.top_logprobs.map(|count| sampler::likeliest(logits, count));
+        let choice = self.sampler.sample(logits, &self.ids);
+        if self.answer.ids.is_empty() {
+            self.answer.first_token_ms = self.elapsed_ms();
+        }
+        self.answer.ids.push(choice.id);
+        self.answer.logprobs.push(choice.logprob);
+        self.choices.extend(top.map(|top| TokenChoices { id: choice.id, logprob: choice.logprob, top }));
+        self.confidence.add(choice.margin);
+        self.ids.push(choice.id);
+        if !self.request.ignore_end && self.engine.tokenizer.eos_ids().contains(&choice.id) {
+            self.end(Finish::Stop);
+            return None;
+        }
+        let piece = self.stream.push(choice.id);
+        self.say(&piece.text, on_part);
+        if piece.stopped {
+            self.end(Finish::Stop);
+        } else if self.tokens() == self.request.max_tokens {
+            self.end(Finish::Length);
+        } else if self.ids.len() > self.engine.context() {
+            self.end(Finish::Context);
+        }
+        (!self.ended).then_some(choice.id)
+    }
+
+    fn say(&mut self, text: &str, on_part: &mut dyn FnMut(Part)) {
+        if text.is_empty() {
+            return;
+        }
+        let mut collect = collecting(&mut self.answer, on_part);
+        self.splitter.push(text, &mut collect);
+    }
+
+    fn elapsed_ms(&self) -> f64 {
+        self.begin.elapsed().as_secs_f64() * 1e3
+    }
+
+    /// The answer, after what was held back of its text has been handed on.
+    pub fn finish(mut self, on_part: &mut dyn FnMut(Part)) -> Answer {
+        let rest = self.stream.finish();
+        self.say(&rest, on_part);
+        let unfinished = self.splitter.finish(&mut collecting(&mut self.answer, on_part));
+        self.answer.unfinished_thinking = unfinished;
+        self.answer.confidence = self.confidence.value();
+        self.answer.total_ms = self.elapsed_ms();
+        self.answer
+    }
+}
+
+/// Adds parts to an answer and hands them on.
+fn collecting<'a>(answer: &'a mut Answer, on_part: &'a mut dyn FnMut(Part)) -> impl FnMut(Part) + 'a {
+    move |part| {
+        match part {
+            Part::Thought(piece) => answer.thinking.get_or_insert_default().push_str(piece),
+            Part::Answer(piece) => answer.text.push_str(piece),
+        }
+        on_part(part);
+    }
+}
