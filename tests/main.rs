@@ -20,4 +20,5 @@ mod prompt_cache;
 mod real_models;
 mod repl;
 mod resume;
+mod schedule;
 mod support;
