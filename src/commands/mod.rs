@@ -15,6 +15,7 @@ mod model_options;
 mod rm;
 mod run;
 mod search;
+mod serve;
 mod settings;
 mod show;
 mod stats;
@@ -37,6 +38,8 @@ struct Cli {
 enum Command {
     /// Answer a prompt, or chat when there is none
     Run(run::Args),
+    /// Answer over HTTP, as clients of OpenAI's API expect it
+    Serve(serve::Args),
     /// Convert a checkpoint to a bundle of small weights
     Convert(convert::Args),
     /// Write the weights of a bundle as an ordinary Hugging Face checkpoint
@@ -89,6 +92,7 @@ fn dispatch(command: Command, started: Instant) -> Outcome {
     }
     match command {
         Command::Run(args) => run::run(&args, started),
+        Command::Serve(args) => serve::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Download(args) => download::run(&args),

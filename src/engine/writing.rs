@@ -36,11 +36,11 @@ pub struct Writing<'e> {
 }
 
 impl<'e> Writing<'e> {
-    /// An answer to `prompt`; time is counted from `begin`.
+    /// What [`new`](Self::new) would refuse.
     ///
     /// # Errors
     /// `Usage` when a sampling value is out of range, or the prompt leaves no room for an answer.
-    pub fn new(engine: &'e Engine, prompt: &[u32], request: &Request, splitter: Splitter, begin: Instant) -> Result<Self> {
+    pub fn check(engine: &Engine, prompt: &[u32], request: &Request) -> Result<()> {
         request.sampling.validate()?;
         if prompt.len() >= engine.context() {
             return Err(Error::usage(format!(
@@ -53,6 +53,15 @@ impl<'e> Writing<'e> {
                 engine.bundle.manifest.spec.max_context
             )));
         }
+        Ok(())
+    }
+
+    /// An answer to `prompt`; time is counted from `begin`.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn new(engine: &'e Engine, prompt: &[u32], request: &Request, splitter: Splitter, begin: Instant) -> Result<Self> {
+        Writing::check(engine, prompt, request)?;
         let stream = TextStream::new(&engine.tokenizer, request.stops.clone()).showing(tag_ids(&engine.tokenizer));
         Ok(Writing {
             engine,
