@@ -21,4 +21,5 @@ mod real_models;
 mod repl;
 mod resume;
 mod schedule;
+mod serve;
 mod support;

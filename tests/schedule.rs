@@ -11,9 +11,9 @@ use cactus::engine::{Answer, Engine, Finish, LoadOptions, Request, generate};
 use cactus::error::Result;
 use cactus::graph::CacheFormat;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -86,9 +86,7 @@ fn answers_at_once_are_those_given_alone() {
         let jobs = prompts(&golden.ids);
         let alone: Vec<Answer> = jobs
             .iter()
-            .map(|(prompt, request)| {
-                generate(&mut engine.session(), prompt, request, &mut |_| {}, &|| false).expect("an answer")
-            })
+            .map(|(prompt, request)| generate(&mut engine.session(), prompt, request, &mut |_| {}, &|| false).expect("an answer"))
             .collect();
         for slots in [1, 3, 8] {
             let counters = Counters::default();

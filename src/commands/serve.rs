@@ -12,10 +12,10 @@ mod reply;
 mod responses;
 mod routes;
 
+use super::Outcome;
 use super::model_options::{EngineArgs, ModelArgs, memory_warning};
 use super::settings;
 use super::terminal::Terminal;
-use super::Outcome;
 use access::Access;
 use axum::http::StatusCode;
 use cactus::engine::Request;

@@ -260,7 +260,9 @@ impl<'e> Scheduler<'e> {
             let have = self.slots[to].ids.len();
             let known = |from: &Slot| beginning(&from.ids, &work.prompt);
             let others = self.slots.iter().enumerate().filter(|(from, _)| *from != to);
-            let Some((from, known)) = others.map(|(from, slot)| (from, known(slot))).max_by_key(|(_, known)| *known) else { continue };
+            let Some((from, known)) = others.map(|(from, slot)| (from, known(slot))).max_by_key(|(_, known)| *known) else {
+                continue;
+            };
             if known < have + WORTH_WAITING {
                 continue;
             }

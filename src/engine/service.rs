@@ -74,7 +74,8 @@ impl Service {
             };
             std::thread::Builder::new().name("engine".to_owned()).spawn(work)
         };
-        let thread = thread.map_err(|e| crate::error::Error::new(crate::error::Kind::Io, format!("cannot start a thread: {e}")))?;
+        let thread =
+            thread.map_err(|e| crate::error::Error::new(crate::error::Kind::Io, format!("cannot start a thread: {e}")))?;
         Ok(Service {
             engine,
             counters,

@@ -6,6 +6,7 @@ mod gguf;
 pub mod hub;
 mod official;
 pub mod proxy;
+pub mod server;
 
 pub use checkpoint::{LARGEST, synthetic};
 pub use command::{Finished, Home, finish};

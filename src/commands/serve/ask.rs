@@ -81,7 +81,8 @@ fn prompts(app: &App, fields: &Fields) -> Result<Vec<Prompt>> {
     let wrong = || Failure::wrong("prompt", "prompt must be a text, a list of token ids, or a list of such");
     let text = |text: &str| Ok(Prompt { ids: engine.tokenizer.encode(text, true)?, inside: false });
     let ids = |list: &[Value]| -> Result<Prompt> {
-        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < engine.vocab());
+        let id =
+            |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < engine.vocab());
         let ids = list.iter().map(id).collect::<Option<Vec<u32>>>();
         Ok(Prompt { ids: ids.ok_or_else(|| Failure::wrong("prompt", "prompt holds what is no token id"))?, inside: false })
     };
