@@ -22,13 +22,27 @@ pub struct Sampling {
     pub repetition_penalty: f32,
     /// How many tokens back the penalty looks. Default 64.
     pub repetition_window: usize,
+    /// Taken from the logit of every token that the answer holds already, -2 to 2. Default 0.
+    pub presence_penalty: f32,
+    /// Taken from the logit of a token as often as the answer holds it, -2 to 2. Default 0.
+    pub frequency_penalty: f32,
     /// The same seed draws the same tokens from the same logits on every machine. Default 0.
     pub seed: u64,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, repetition_window: 64, seed: 0 }
+        Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            repetition_window: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+        }
     }
 }
 
@@ -42,6 +56,9 @@ impl Sampling {
         check(temperature.is_finite() && temperature >= 0.0, "temperature", temperature, "0 or more")?;
         check(top_p > 0.0 && top_p <= 1.0, "top_p", top_p, "above 0 and at most 1")?;
         check((0.0..=1.0).contains(&min_p), "min_p", min_p, "from 0 to 1")?;
+        for (name, value) in [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)] {
+            check((-2.0..=2.0).contains(&value), name, value, "from -2 to 2")?;
+        }
         let penalty_ok = repetition_penalty.is_finite() && repetition_penalty > 0.0;
         check(penalty_ok, "repetition_penalty", repetition_penalty, "above 0")
     }
@@ -70,6 +87,8 @@ pub struct Sampler {
     /// Distinct tokens of the window, ascending, and their logits before the penalty.
     recent: Vec<u32>,
     recent_logits: Vec<f32>,
+    /// Tokens of the answer, ascending, how often each was chosen, and its logit before penalties.
+    said: Vec<(u32, u32, f32)>,
     /// Candidates, best first once sorted, with their weights: exp((logit - best logit) / temperature).
     kept: Vec<(f32, u32)>,
     weights: Vec<f32>,
@@ -79,7 +98,8 @@ impl Sampler {
     /// Values that [`Sampling::validate`] refuses act as the nearest sensible ones.
     pub fn new(sampling: Sampling) -> Self {
         let random = Random::new(sampling.seed);
-        Sampler { sampling, random, recent: Vec::new(), recent_logits: Vec::new(), kept: Vec::new(), weights: Vec::new() }
+        let (recent, recent_logits, said) = Default::default();
+        Sampler { sampling, random, recent, recent_logits, said, kept: Vec::new(), weights: Vec::new() }
     }
 
     pub fn sampling(&self) -> &Sampling {
@@ -93,14 +113,36 @@ impl Sampler {
         let Some(raw) = survey(logits) else {
             return Choice { id: 0, logprob: f32::NEG_INFINITY, margin: f32::INFINITY };
         };
+        self.lower_said(logits);
         self.penalise(logits, recent);
         let id = if self.sampling.is_greedy() { argmax(logits) } else { self.draw(logits) };
-        let logit = match self.recent.binary_search(&id) {
-            Ok(at) => self.recent_logits[at],
-            Err(_) => logits[id as usize],
+        let said = self.said.binary_search_by_key(&id, |said| said.0);
+        let logit = match (said, self.recent.binary_search(&id)) {
+            (Ok(at), _) => self.said[at].2,
+            (_, Ok(at)) => self.recent_logits[at],
+            _ => logits[id as usize],
         };
+        match said {
+            Ok(at) => self.said[at].1 += 1,
+            Err(at) if self.counts_said() => self.said.insert(at, (id, 1, logit)),
+            Err(_) => {}
+        }
         let logprob = (f64::from(logit) - raw.log_sum) as f32;
         Choice { id, logprob, margin: raw.best - raw.second }
+    }
+
+    fn counts_said(&self) -> bool {
+        self.sampling.presence_penalty != 0.0 || self.sampling.frequency_penalty != 0.0
+    }
+
+    /// Presence and frequency penalties, as the OpenAI API defines them.
+    fn lower_said(&mut self, logits: &mut [f32]) {
+        let Sampling { presence_penalty, frequency_penalty, .. } = self.sampling;
+        for (id, count, before) in &mut self.said {
+            let logit = &mut logits[*id as usize];
+            *before = *logit;
+            *logit -= presence_penalty + frequency_penalty * *count as f32;
+        }
     }
 
     fn penalise(&mut self, logits: &mut [f32], recent: &[u32]) {

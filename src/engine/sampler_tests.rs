@@ -255,3 +255,19 @@ fn sampler_cost() {
         println!("{:?} per token at best for {sampling:?}", best.min());
     }
 }
+
+#[test]
+fn what_was_said_counts_as_openai_counts_it() {
+    let sampling = Sampling { presence_penalty: 0.3, frequency_penalty: 0.4, ..Default::default() };
+    let mut sampler = Sampler::new(sampling.clone());
+    let logits = [2.0f32, 1.5, 1.0];
+    let total = logits.iter().map(|x| x.exp()).sum::<f32>().ln();
+    // By hand: 2.0; 1.3 < 1.5; 1.3 > 0.8; 2.0 - 0.3 - 0.8 = 0.9 < 1.0.
+    for expected in [0u32, 1, 0, 2] {
+        let choice = sampler.sample(&mut logits.clone(), &[]);
+        assert_eq!(choice.id, expected);
+        assert!((choice.logprob - (logits[expected as usize] - total)).abs() < 1e-6, "of the logits as they were");
+    }
+    assert!(Sampling { presence_penalty: 2.1, ..sampling.clone() }.validate().is_err());
+    assert!(Sampling { frequency_penalty: f32::NAN, ..sampling }.validate().is_err());
+}

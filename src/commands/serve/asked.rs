@@ -44,10 +44,8 @@ impl Asked {
         sampling.top_p = sampling.top_p.max(f32::MIN_POSITIVE);
         sampling.top_k = fields.whole("top_k", 0..=u64::from(u32::MAX))?.map_or(sampling.top_k, |k| k as usize);
         sampling.seed = fields.whole("seed", 0..=u64::MAX)?.unwrap_or_else(any_seed);
-        for name in ["frequency_penalty", "presence_penalty"] {
-            fields.number(name, -2.0..=2.0)?;
-            fields.unsupported(name, |value| value.as_f64() == Some(0.0))?;
-        }
+        set(&mut sampling.presence_penalty, fields.number("presence_penalty", -2.0..=2.0)?);
+        set(&mut sampling.frequency_penalty, fields.number("frequency_penalty", -2.0..=2.0)?);
         fields.unsupported("logit_bias", |value| value.as_object().is_some_and(serde_json::Map::is_empty))?;
         let stops = fields.texts("stop")?;
         if stops.len() > 16 || stops.iter().any(String::is_empty) {

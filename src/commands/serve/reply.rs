@@ -212,11 +212,11 @@ impl Reply {
             Form::Text => {
                 let text = |id: u32| String::from_utf8_lossy(&tokenizer.token_bytes(id).unwrap_or_default()).into_owned();
                 let top = |choice: &TokenChoices| {
-                    choice.top.iter().map(|&(id, logprob)| (text(id), json!(logprob))).collect::<Map<_, _>>()
+                    choice.top.iter().map(|&(id, logprob)| (text(id), json!(rounded(logprob)))).collect::<Map<_, _>>()
                 };
                 json!({
                     "tokens": tokens.iter().map(|t| text(t.id)).collect::<Vec<_>>(),
-                    "token_logprobs": tokens.iter().map(|t| t.logprob).collect::<Vec<_>>(),
+                    "token_logprobs": tokens.iter().map(|t| rounded(t.logprob)).collect::<Vec<_>>(),
                     "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
                 })
             }
@@ -224,8 +224,13 @@ impl Reply {
     }
 }
 
+/// Six digits behind the point are what f32 has.
+fn rounded(logprob: f32) -> f64 {
+    (f64::from(logprob) * 1e6).round() / 1e6
+}
+
 /// A token as text, as bytes (a token may be part of a character), and its probability.
 fn token(tokenizer: &Tokenizer, id: u32, logprob: f32) -> Value {
     let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-    json!({"token": String::from_utf8_lossy(&bytes), "logprob": logprob, "bytes": bytes})
+    json!({"token": String::from_utf8_lossy(&bytes), "logprob": rounded(logprob), "bytes": bytes})
 }
