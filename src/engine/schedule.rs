@@ -313,18 +313,21 @@ impl<'e> Scheduler<'e> {
             profile: None,
         };
         self.plan.execute_batch(batch, &|| false);
-        let vocab = self.engine.vocab();
-        for ((i, ids), logits) in parts.iter().zip(self.plan.output_mut(&mut self.buffers, 0).chunks_exact_mut(vocab)) {
+        for (i, ids) in &parts {
             let slot = &mut self.slots[*i];
             if slot.reading().is_some() {
                 count(&self.counters.prompt_tokens, ids.len());
             }
             slot.ids.extend_from_slice(ids);
-            let read = slot.reading().is_none_or(|work| slot.ids.len() == work.prompt.len());
-            if let Some(work) = slot.work.as_mut().filter(|_| read) {
+        }
+        let mut works: Vec<Option<&mut Work>> = self.slots.iter_mut().map(Slot::waiting).collect();
+        let mut works: Vec<Option<&mut Work>> = parts.iter().map(|(i, _)| works[*i].take()).collect();
+        let logits = self.plan.output_mut(&mut self.buffers, 0);
+        self.engine.pool.each_chunk(&mut works, logits, self.engine.vocab(), &|_, work, logits| {
+            if let Some(work) = work {
                 work.choose(logits);
             }
-        }
+        });
     }
 }
 
@@ -332,6 +335,12 @@ impl<'e> Slot<'e> {
     /// The work, if its prompt is still being read.
     fn reading(&self) -> Option<&Work<'e>> {
         self.work.as_ref().filter(|work| work.next.is_none())
+    }
+
+    /// The work, if everything so far has been run.
+    fn waiting(&mut self) -> Option<&mut Work<'e>> {
+        let read = self.reading().is_none_or(|work| self.ids.len() == work.prompt.len());
+        self.work.as_mut().filter(|_| read)
     }
 
     fn truncate(&mut self, len: usize) {
