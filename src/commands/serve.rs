@@ -6,7 +6,6 @@ mod asked;
 mod body;
 mod events;
 mod failure;
-mod fields;
 mod listen;
 mod reply;
 mod responses;

@@ -8,6 +8,7 @@ pub mod conversation;
 pub mod draft;
 mod draft_model;
 pub mod evaluate;
+pub mod fields;
 pub mod generate;
 pub mod load;
 mod own_file;

@@ -2,12 +2,12 @@
 
 use super::asked::{Asked, TOP_LOGPROBS};
 use super::failure::{Failure, Result};
-use super::fields::Fields;
 use super::reply::{Form, Reply};
 use super::{App, body};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use cactus::engine::chat::{Message, Role};
+use cactus::engine::fields::Fields;
 use cactus::engine::thinking::Prompt;
 use serde_json::Value;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 use super::App;
 use super::events::{Ear, Heard};
 use super::failure::{Failure, Result};
-use super::fields::Fields;
 use axum::http::StatusCode;
+use cactus::engine::fields::Fields;
 use cactus::engine::schedule::Job;
 use cactus::engine::thinking::{self, Prompt, Splitter};
 use cactus::engine::writing::Writing;

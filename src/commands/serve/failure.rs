@@ -2,6 +2,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use cactus::engine::fields::FieldError;
 use cactus::engine::service::Refused;
 use cactus::error::{Error, Kind};
 use serde_json::{Value, json};
@@ -59,6 +60,12 @@ impl From<Error> for Failure {
             None => error.message().to_owned(),
         };
         Failure { status, message, param: None, code: None }
+    }
+}
+
+impl From<FieldError> for Failure {
+    fn from(error: FieldError) -> Self {
+        Failure::wrong(&error.name, error.message)
     }
 }
 

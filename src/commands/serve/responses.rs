@@ -3,7 +3,6 @@
 use super::asked::Asked;
 use super::events::{self, Events, Heard, Said};
 use super::failure::{Failure, Result};
-use super::fields::Fields;
 use super::reply::{Usage, finish_reason, judgement};
 use super::{App, ask, body};
 use axum::Json;
@@ -11,6 +10,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use cactus::engine::Answer;
 use cactus::engine::chat::{Message, Role};
+use cactus::engine::fields::Fields;
 use cactus::engine::thinking::Prompt;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;

@@ -1,10 +1,31 @@
 //! Reading the fields of a JSON request: null is absent, unknown fields are ignored, a wrong type names its field.
 
-use super::failure::{Failure, Result};
+use crate::error::Error;
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
+/// An object whose fields are asked for one by one.
+#[derive(Debug, Default)]
 pub struct Fields(Map<String, Value>);
+
+/// A field that is not as it must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldError {
+    pub name: String,
+    pub message: String,
+}
+
+impl FieldError {
+    pub fn new(name: impl Into<String>, message: impl Into<String>) -> Self {
+        FieldError { name: name.into(), message: message.into() }
+    }
+
+    pub fn into_error(self) -> Error {
+        Error::usage(self.message)
+    }
+}
+
+type Result<T> = std::result::Result<T, FieldError>;
 
 impl From<Map<String, Value>> for Fields {
     fn from(fields: Map<String, Value>) -> Self {
@@ -13,14 +34,16 @@ impl From<Map<String, Value>> for Fields {
 }
 
 impl Fields {
+    /// Reads the body of a request.
     pub fn parse(body: &[u8]) -> Result<Self> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Fields(fields)),
-            Ok(_) => Err(Failure::wrong("body", "the body must be a JSON object")),
-            Err(error) => Err(Failure::wrong("body", format!("the body is not JSON: {error}"))),
+            Ok(_) => Err(FieldError::new("body", "the body must be a JSON object")),
+            Err(error) => Err(FieldError::new("body", format!("the body is not JSON: {error}"))),
         }
     }
 
+    /// A field that is there and not null.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
@@ -29,7 +52,7 @@ impl Fields {
         let Some(value) = self.get(name) else { return Ok(None) };
         match read(value) {
             Some(read) => Ok(Some(read)),
-            None => Err(Failure::wrong(name, format!("{name} must be {expected}"))),
+            None => Err(FieldError::new(name, format!("{name} must be {expected}"))),
         }
     }
 
@@ -39,7 +62,7 @@ impl Fields {
 
     pub fn text(&self, name: &str) -> Result<Option<&str>> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| Failure::wrong(name, format!("{name} must be a string")))
+        value.as_str().map(Some).ok_or_else(|| FieldError::new(name, format!("{name} must be a string")))
     }
 
     pub fn number(&self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>> {
@@ -73,7 +96,7 @@ impl Fields {
     /// Refuses what would change the answer and is not there.
     pub fn unsupported(&self, name: &str, harmless: impl FnOnce(&Value) -> bool) -> Result<()> {
         match self.get(name) {
-            Some(value) if !harmless(value) => Err(Failure::wrong(name, format!("{name} is not supported"))),
+            Some(value) if !harmless(value) => Err(FieldError::new(name, format!("{name} is not supported"))),
             _ => Ok(()),
         }
     }
@@ -97,11 +120,11 @@ mod tests {
         for (name, message) in [("c", "c must be a whole number from 0 to 9"), ("e", "e must be"), ("f", "f must be")] {
             let failure = f.whole(name, 0..=9).unwrap_err();
             assert!(failure.message.starts_with(message), "{}", failure.message);
-            assert_eq!(failure.param.as_deref(), Some(name));
+            assert_eq!(failure.name, name);
         }
         assert!(f.flag("b").is_err() && f.text("d").is_err() && f.number("c", 0.0..=1.0).is_err() && f.texts("b").is_err());
         for body in ["", "[]", "7", "{", "{\"a\": NaN}", "\u{feff}{}"] {
-            assert_eq!(Fields::parse(body.as_bytes()).map(|_| ()).unwrap_err().status, 400, "{body}");
+            assert_eq!(Fields::parse(body.as_bytes()).map(|_| ()).unwrap_err().name, "body", "{body}");
         }
     }
 }
