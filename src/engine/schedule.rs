@@ -39,6 +39,10 @@ pub trait Listener: Send {
     fn done(&mut self, outcome: Result<Answer>, choices: Vec<TokenChoices>);
     /// Nobody listens any more; the answer is given up.
     fn gone(&self) -> bool;
+    /// The answer is to end as it stands.
+    fn stopped(&self) -> bool {
+        false
+    }
 }
 
 /// What has been done so far, to be read while it goes on.
@@ -194,6 +198,11 @@ impl<'e> Scheduler<'e> {
         }
         count(&self.counters.steps, 1);
         self.engine.decoded_once();
+        self.finish();
+    }
+
+    /// Takes leave of answers that have ended.
+    fn finish(&mut self) {
         for slot in &mut self.slots {
             if let Some(work) = slot.work.take_if(|work| work.writing.ended()) {
                 count(&self.counters.answer_tokens, work.writing.tokens());
@@ -208,8 +217,12 @@ impl<'e> Scheduler<'e> {
         let mut left = before - self.waiting.len();
         for slot in &mut self.slots {
             left += usize::from(slot.work.take_if(|work| work.listener.gone()).is_some());
+            if let Some(work) = slot.work.as_mut().filter(|work| work.listener.stopped()) {
+                work.writing.end(Finish::Interrupted);
+            }
         }
         count(&self.counters.left, left);
+        self.finish();
     }
 
     /// Gives slots to waiting jobs, first come first served.
@@ -397,15 +410,4 @@ impl<'e> Slot<'e> {
 fn beginning(held: &[u32], prompt: &[u32]) -> usize {
     let same = held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
     same.min(prompt.len().saturating_sub(1))
-}
-
-impl Scheduler<'_> {
-    /// Ends everything that is being written or waits, as interrupted.
-    pub fn give_up(&mut self) {
-        self.waiting.clear();
-        for mut work in self.slots.iter_mut().filter_map(|slot| slot.work.take()) {
-            work.writing.end(Finish::Interrupted);
-            work.finish(self.counters);
-        }
-    }
 }

@@ -1,0 +1,227 @@
+//! A model behind one handle, asked and answering in JSON: the safe half of the C API ([`super::ffi`]). `docs/c-api.md` has
+//! the fields.
+
+use super::chat::{Message, RenderOptions};
+use super::fields::{FieldError, Fields};
+use super::generate::{Answer, Request};
+use super::load::{Engine, LoadOptions};
+use super::response;
+use super::sampler::Sampling;
+use super::schedule::{Job, Listener};
+use super::service::Service;
+use super::thinking::{self, Part, Prompt, Splitter};
+use super::writing::TokenChoices;
+use crate::error::{Error, Kind, Result};
+use crate::model::Bundle;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+
+/// Threshold that answers are compared with until handoff is configured.
+pub const THRESHOLD: f64 = 0.7;
+/// Tokens of an answer where nothing is said.
+const MAX_TOKENS: u64 = 100;
+
+/// An opened model. It may be used from several threads; answers are written one after the other.
+pub struct Handle {
+    engine: Arc<Engine>,
+    service: Mutex<Service>,
+    stop: Arc<AtomicBool>,
+}
+
+/// What one answer says on its way.
+enum Heard {
+    Piece(String, u32),
+    End(Box<Result<Answer>>),
+}
+
+struct Ear {
+    to: Sender<Heard>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Listener for Ear {
+    fn part(&mut self, part: Part, choices: &mut Vec<TokenChoices>) {
+        let id = choices.last().map_or(0, |choice| choice.id);
+        choices.clear();
+        if let Part::Answer(text) = part {
+            let _ = self.to.send(Heard::Piece(text.to_owned(), id));
+        }
+    }
+    fn done(&mut self, outcome: Result<Answer>, _: Vec<TokenChoices>) {
+        let _ = self.to.send(Heard::End(Box::new(outcome)));
+    }
+    fn gone(&self) -> bool {
+        false
+    }
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+impl Handle {
+    /// Opens a bundle that `cactus convert` wrote.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !Bundle::is_bundle(path) {
+            return Err(
+                Error::not_found(format!("{} is no bundle", path.display())).with_hint("cactus convert MODEL FOLDER makes one")
+            );
+        }
+        let engine = Arc::new(Engine::load(path, &LoadOptions::default())?);
+        let service = Mutex::new(Service::start(engine.clone(), 1, 0)?);
+        Ok(Handle { engine, service, stop: Arc::default() })
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Forgets what was read.
+    pub fn reset(&self) -> Result<()> {
+        let mut service = self.service.lock().unwrap_or_else(|e| e.into_inner());
+        *service = Service::start(self.engine.clone(), 1, 0)?;
+        Ok(())
+    }
+
+    /// Ends the answer that is being written, from another thread or from its own pieces.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Answers a conversation; the completion response.
+    pub fn complete(&self, messages: &str, options: Option<&str>, on_piece: &mut dyn FnMut(&str, u32)) -> Result<Value> {
+        let options = Options::parse(options)?;
+        let prompt = self.prompt(messages, &options)?;
+        let answer = self.answer(prompt, options.request, on_piece)?;
+        Ok(response::completion(&answer, options.threshold.unwrap_or(THRESHOLD)))
+    }
+
+    /// Reads a conversation, so that an answer to it can begin sooner; the prefill response.
+    pub fn prefill(&self, messages: &str, options: Option<&str>) -> Result<Value> {
+        let mut options = Options::parse(options)?;
+        let prompt = self.prompt(messages, &options)?;
+        options.request.max_tokens = 1;
+        let answer = self.answer(prompt, options.request, &mut |_, _| {})?;
+        Ok(json!({
+            "success": true,
+            "error": null,
+            "prefill_tokens": answer.prompt_tokens,
+            "prefill_tps": answer.prefill_tps(),
+            "total_time_ms": answer.first_token_ms,
+            "ram_usage_mb": response::ram_usage_mb(),
+        }))
+    }
+
+    /// The prompt that a conversation becomes.
+    pub fn render(&self, messages: &str, options: Option<&str>) -> Result<String> {
+        let options = Options::parse(options)?;
+        let render = RenderOptions { add_generation_prompt: true, enable_thinking: Some(options.think), ..Default::default() };
+        Ok(self.engine.template.render(&messages_of(messages)?, &render)?.text().into_owned())
+    }
+
+    /// Ids of a text, without those that begin or end one.
+    pub fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        self.engine.tokenizer.encode(text, false)
+    }
+
+    /// How likely the model finds the tokens `start..end`, seen from at most `context` tokens before them: the sum of the
+    /// natural logarithms of their probabilities. The first token of all has nothing before it and does not count.
+    pub fn score_window(&self, ids: &[u32], start: usize, end: usize, context: usize) -> Result<Value> {
+        if start >= end || end > ids.len() {
+            return Err(Error::usage(format!("the window {start} to {end} is not within {} tokens", ids.len())));
+        }
+        let first = start.saturating_sub(context.max(1));
+        let seen = &ids[first..end];
+        if seen.len() > self.engine.context() {
+            let message = format!("{} tokens do not fit the context of {}", seen.len(), self.engine.context());
+            return Err(Error::usage(message));
+        }
+        let vocab = self.engine.vocab();
+        let logits = self.engine.score(&seen[..seen.len() - 1])?;
+        let mut sum = 0.0f64;
+        let mut tokens = 0;
+        for (row, &id) in logits.chunks_exact(vocab).zip(&seen[1..]).skip((start - first).saturating_sub(1)) {
+            let most = row.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
+            let total: f64 = row.iter().map(|x| f64::from(x - most).exp()).sum();
+            sum += f64::from(row[id as usize] - most) - total.ln();
+            tokens += 1;
+        }
+        Ok(json!({"success": true, "logprob": sum, "tokens": tokens}))
+    }
+
+    fn prompt(&self, messages: &str, options: &Options) -> Result<Prompt> {
+        Prompt::chat(&self.engine, &messages_of(messages)?, Some(options.think))
+    }
+
+    fn answer(&self, prompt: Prompt, request: Request, on_piece: &mut dyn FnMut(&str, u32)) -> Result<Answer> {
+        self.stop.store(false, Ordering::Relaxed);
+        let (to, from) = channel();
+        let listener = Box::new(Ear { to, stop: self.stop.clone() });
+        let splitter = Splitter::new(thinking::tags(&self.engine), prompt.inside);
+        let job = Job { prompt: prompt.ids, request, splitter, listener };
+        let taken = self.service.lock().unwrap_or_else(|e| e.into_inner()).submit(vec![job]);
+        taken.map_err(|_| Error::usage("this model is answering already"))?;
+        for heard in from {
+            match heard {
+                Heard::Piece(text, id) => on_piece(&text, id),
+                Heard::End(outcome) => return *outcome,
+            }
+        }
+        Err(Error::new(Kind::Io, "the engine failed"))
+    }
+}
+
+fn messages_of(json: &str) -> Result<Vec<Message>> {
+    let messages: Vec<Message> = serde_json::from_str(json).map_err(|e| Error::usage(format!("messages: {e}")))?;
+    if messages.is_empty() { Err(Error::usage("messages: there are none")) } else { Ok(messages) }
+}
+
+/// The options of a completion.
+struct Options {
+    request: Request,
+    think: bool,
+    /// Nothing: the default.
+    threshold: Option<f64>,
+}
+
+impl Options {
+    /// Values outside a range that mean "as the model does by itself" become our defaults.
+    fn parse(json: Option<&str>) -> Result<Self> {
+        let fields = match json {
+            Some(json) if !json.trim().is_empty() => Fields::parse(json.as_bytes())
+                .map_err(|e| FieldError::new("options", format!("options: {}", e.message)).into_error())?,
+            _ => Fields::default(),
+        };
+        Options::read(&fields).map_err(|e| FieldError::new(e.name, format!("options: {}", e.message)).into_error())
+    }
+
+    fn read(fields: &Fields) -> Result<Self, FieldError> {
+        let any = f64::from(f32::MIN)..=f64::from(f32::MAX);
+        let number = |name: &str| fields.number(name, any.clone());
+        let within = |value: Option<f64>, good: &dyn Fn(f64) -> bool, default: f32| {
+            value.filter(|x| good(*x)).map_or(default, |x| x as f32)
+        };
+        let sampling = Sampling {
+            temperature: within(number("temperature")?, &|t| t >= 0.0, 0.0),
+            top_p: within(number("top_p")?, &|p| p > 0.0 && p <= 1.0, 1.0),
+            top_k: fields.whole("top_k", 0..=u64::from(u32::MAX))?.unwrap_or(0) as usize,
+            min_p: within(number("min_p")?, &|p| (0.0..=1.0).contains(&p), 0.15),
+            repetition_penalty: within(number("repetition_penalty")?, &|p| p > 0.0, 1.1),
+            seed: fields.whole("seed", 0..=u64::MAX)?.unwrap_or(0),
+            ..Sampling::default()
+        };
+        fields.unsupported("include_stop_sequences", |value| value == false)?;
+        let request = Request {
+            sampling,
+            max_tokens: fields.whole("max_tokens", 1..=u64::from(u32::MAX))?.unwrap_or(MAX_TOKENS) as usize,
+            stops: fields.texts("stop_sequences")?,
+            // Tells which token a piece ends with.
+            top_logprobs: Some(0),
+            ..Request::default()
+        };
+        let threshold = number("confidence_threshold")?.filter(|threshold| *threshold >= 0.0);
+        Ok(Options { request, think: fields.flag("enable_thinking_if_supported")?.unwrap_or(false), threshold })
+    }
+}
