@@ -4,6 +4,7 @@
 //! the checkpoint of `convert` 4 GB large.
 
 mod benchmark;
+mod c_api;
 mod cli;
 mod convert;
 mod eval;

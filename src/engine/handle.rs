@@ -12,6 +12,7 @@ use super::service::Service;
 use super::thinking::{self, Part, Prompt, Splitter};
 use super::writing::TokenChoices;
 use crate::error::{Error, Kind, Result};
+use crate::kernels::Level;
 use crate::model::Bundle;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -69,8 +70,12 @@ impl Handle {
                 Error::not_found(format!("{} is no bundle", path.display())).with_hint("cactus convert MODEL FOLDER makes one")
             );
         }
-        let engine = Arc::new(Engine::load(path, &LoadOptions::default())?);
-        let service = Mutex::new(Service::start(engine.clone(), 1, 0)?);
+        let ceiling = match std::env::var("CACTUS_CPU") {
+            Ok(name) if !name.is_empty() => Some(Level::parse(&name).map_err(|e| Error::usage(format!("CACTUS_CPU: {e}")))?),
+            _ => None,
+        };
+        let engine = Arc::new(Engine::load(path, &LoadOptions { ceiling, ..Default::default() })?);
+        let service = Mutex::new(serve(&engine)?);
         Ok(Handle { engine, service, stop: Arc::default() })
     }
 
@@ -81,7 +86,7 @@ impl Handle {
     /// Forgets what was read.
     pub fn reset(&self) -> Result<()> {
         let mut service = self.service.lock().unwrap_or_else(|e| e.into_inner());
-        *service = Service::start(self.engine.clone(), 1, 0)?;
+        *service = serve(&self.engine)?;
         Ok(())
     }
 
@@ -171,6 +176,11 @@ impl Handle {
         }
         Err(Error::new(Kind::Io, "the engine failed"))
     }
+}
+
+/// One answer at a time; the next may come before the last one has quite ended.
+fn serve(engine: &Arc<Engine>) -> Result<Service> {
+    Service::start(engine.clone(), 1, 1)
 }
 
 fn messages_of(json: &str) -> Result<Vec<Message>> {
