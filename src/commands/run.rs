@@ -357,7 +357,7 @@ fn details(engine: &Engine, request: &Request) -> String {
         Topology::detect(),
         engine.level(),
         engine.context(),
-        manifest.spec.max_context,
+        manifest.spec.max_context(),
         size(need.weights),
         size(need.cache),
         size(need.arena),

@@ -106,7 +106,7 @@ pub fn generate(
         ))
         .with_hint(format!(
             "shorten the prompt, or give a larger --context (this model: up to {})",
-            engine.bundle.manifest.spec.max_context
+            engine.bundle.manifest.spec.max_context()
         )));
     }
     let mut sampler = Sampler::new(request.sampling.clone());

@@ -7,6 +7,7 @@ pub mod confidence;
 pub mod conversation;
 pub mod draft;
 mod draft_model;
+pub mod embed;
 pub mod evaluate;
 pub mod generate;
 pub mod load;
@@ -22,6 +23,7 @@ pub mod thinking;
 pub mod tokenizer;
 mod vocabulary;
 
+pub use embed::{Embedder, Embedding};
 pub use generate::{Answer, Finish, Request, generate};
 pub use load::{Engine, Footprint, LoadOptions, LoadTimes};
 pub use prompt_cache::Restored;
