@@ -6,6 +6,7 @@
 mod benchmark;
 mod cli;
 mod convert;
+mod corpus;
 mod embeddings;
 mod eval;
 mod export;

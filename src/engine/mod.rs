@@ -15,6 +15,7 @@ mod own_file;
 mod prompt_cache;
 mod python_json;
 pub mod response;
+pub mod retrieve;
 pub mod sampler;
 pub mod self_text;
 pub mod session;
