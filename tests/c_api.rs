@@ -63,10 +63,7 @@ fn check(finished: Finished) {
     assert_eq!(objects.len(), 6, "{text}");
     let [first, prefill, second, stopped, score, failure] = &objects[..] else { panic!("{text}") };
     assert!(text.starts_with(first["response"].as_str().expect("a text")), "{text}");
-    assert!(
-        text.contains(&format!("\n{} bytes came in pieces", first["response"].as_str().expect("a text").len())),
-        "{text}"
-    );
+    assert!(text.contains(&format!("\n{} bytes came in pieces", first["response"].as_str().expect("a text").len())), "{text}");
     assert_eq!((&first["success"], &first["decode_tokens"]), (&true.into(), &16.into()));
     assert_eq!(prefill["prefill_tokens"], second["prefill_tokens"]);
     assert_eq!((&stopped["success"], &stopped["error"]), (&false.into(), &"interrupted".into()));

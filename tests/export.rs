@@ -128,7 +128,7 @@ fn parts_come_back_as_one_table() {
         let (bundle, after) = (Bundle::open(&first).unwrap(), tensors(&out));
         for (table, name) in [("embed", "model.embed_tokens.weight"), ("head", "lm_head.weight")] {
             let mut values = Vec::new();
-            for part in 0..=bundle.manifest.spec.table_parts.len() {
+            for part in 0..=bundle.manifest.decoder().expect("a decoder").table_parts.len() {
                 let Ok(weight) = bundle.weight(&format!("{table}.{part}")) else { continue };
                 for row in 0..weight.rows {
                     values.resize(values.len() + weight.cols, 0.0);

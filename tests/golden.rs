@@ -86,7 +86,7 @@ fn worst_cosine(got: &[f32], expected: &[f32], width: usize) -> f64 {
 /// The graph of a model in plain loops.
 fn slow(engine: &Engine, ids: &[u32]) -> Vec<f32> {
     let bundle = &engine.bundle;
-    let graph = decoder::graph(&bundle.manifest.spec, Logits::All, &|name| bundle.weight(name)).expect("a graph");
+    let graph = decoder::graph(engine.spec(), Logits::All, &|name| bundle.weight(name)).expect("a graph");
     reference::run(&graph, bundle.bytes(), Feed::Ids(ids))[0].iter().map(|v| *v as f32).collect()
 }
 
@@ -140,8 +140,8 @@ fn p47_wide_heads_as_folder_and_as_gguf() {
         let path = dir.path().join(format!("bundle-{n}"));
         bundle(checkpoint, &path, 16);
         let engine = engine(&path, Level::best(None));
-        let Mixer::Attention { heads, kv_heads, head_dim, .. } = engine.bundle.manifest.spec.layers[0].mixer;
-        assert_eq!((engine.bundle.manifest.spec.dim, heads, kv_heads, head_dim), (96, 4, 2, 32));
+        let Mixer::Attention { heads, kv_heads, head_dim, .. } = engine.spec().layers[0].mixer;
+        assert_eq!((engine.spec().dim, heads, kv_heads, head_dim), (96, 4, 2, 32));
         check_at_16_bits(&checkpoint.display().to_string(), &golden, &engine);
     }
 }
@@ -300,7 +300,7 @@ fn tables_in_parts_are_one_table() {
         let (golden, path) = (Golden::read(model), dir.path().join(model));
         mixture(&golden.folder, &path);
         let whole = engine(&path, Level::best(None));
-        let Manifest { spec, tensors, .. } = &whole.bundle.manifest;
+        let (spec, Manifest { tensors, .. }) = (whole.spec(), &whole.bundle.manifest);
         let bits = |part: usize| tensors[&format!("embed.{part}")].format.bits();
         let last = spec.table_parts.len();
         assert!(last > 0 && bits(0) > bits(last), "{model}: {:?}", spec.table_parts);

@@ -7,6 +7,8 @@ mod benchmark;
 mod c_api;
 mod cli;
 mod convert;
+mod corpus;
+mod embeddings;
 mod eval;
 mod export;
 mod golden;

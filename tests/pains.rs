@@ -252,7 +252,7 @@ fn p44_output_head_is_the_matrix_if_there_is_one() {
         assert_eq!(warnings.len(), usize::from(warning.is_some()), "{what}: {warnings:?}");
         assert!(warnings.iter().all(|w| w.contains(warning.unwrap_or_default())), "{what}: {warnings:?}");
         let engine = engine(&target, Level::best(None));
-        assert_eq!(engine.bundle.manifest.spec.tied, model == "llama-tied", "{what}");
+        assert_eq!(engine.spec().tied, model == "llama-tied", "{what}");
         let error = relative(&engine.score(&golden.ids).expect(what), &golden.logits);
         assert!(error <= 2e-3, "{what}: logits differ by {error:e}");
     };

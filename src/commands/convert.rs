@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Outcome {
     let found = model_options::find(args.model.name(), &mut terminal)?;
     let bits = match args.size {
         Some(size) => bits_for(&found.path, size)?,
-        None => args.model.bits(),
+        None => args.model.bits_for(&found),
     };
     let target = match &args.dir {
         Some(dir) => dir.clone(),

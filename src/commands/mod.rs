@@ -6,6 +6,7 @@ mod completions;
 mod convert;
 mod doctor;
 mod download;
+mod embed;
 mod eval;
 mod export;
 mod list;
@@ -54,6 +55,8 @@ enum Command {
     Search(search::Args),
     /// Remove converted models
     Rm(rm::Args),
+    /// Turn texts into vectors, to compare them by what they mean
+    Embed(embed::Args),
     /// Measure what fewer bits cost: distance to a reference model on a text, right answers on tasks
     Eval(eval::Args),
     /// Measure speed and memory, so that anyone can repeat it
@@ -100,6 +103,7 @@ fn dispatch(command: Command, started: Instant) -> Outcome {
         Command::Show(args) => show::run(&args),
         Command::Search(args) => search::run(&args),
         Command::Rm(args) => rm::run(&args),
+        Command::Embed(args) => embed::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Benchmark(args) => benchmark::run(&args),
         Command::Logits(args) => logits::run(&args),

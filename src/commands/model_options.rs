@@ -12,7 +12,7 @@ use cactus::kernels::Level;
 use cactus::model::bundle::Provenance;
 use cactus::model::convert::{self, Options, Report};
 use cactus::model::import::Checkpoint;
-use cactus::model::{Bundle, bundle};
+use cactus::model::{Bundle, bundle, families};
 use cactus::quant::{Bits, Code};
 use clap::builder::TypedValueParser;
 use std::path::{Path, PathBuf};
@@ -87,6 +87,13 @@ impl ModelArgs {
         self.bits.or_else(|| settings::current().bits()).unwrap_or(Bits::FOUR)
     }
 
+    /// The same for a found checkpoint: embedding models are small, and bits matter more to them.
+    pub fn bits_for(&self, found: &hub::Found) -> Bits {
+        let config = std::fs::read(found.path.join("config.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let embedding = config.is_some_and(|config| families::is_embedding(&config));
+        if embedding { self.bits.unwrap_or(EMBEDDING_BITS) } else { self.bits() }
+    }
+
     /// Finds or makes the bundle for this model.
     pub fn bundle(&self, terminal: &mut Terminal) -> Result<PathBuf> {
         let path = Path::new(self.name());
@@ -111,6 +118,7 @@ impl ModelArgs {
             }
         }
         let found = find(self.name(), terminal)?;
+        let bits = self.bits_for(&found);
         let target = cached_bundle(self.name(), &found, bits)?;
         let _lock = cache::Lock::for_bundle(&target, &mut |event| show(event, terminal))?;
         let changed = found.source == hub::Source::Local && newer(&found.path, &target);
@@ -177,6 +185,9 @@ impl Wanted {
         }
     }
 }
+
+/// Bits of embedding models when nobody says otherwise.
+const EMBEDDING_BITS: Bits = Bits::EIGHT;
 
 /// How far weights make up for errors of earlier layers.
 pub const SHARE: f32 = 0.5;
@@ -337,6 +348,14 @@ pub fn ceiling() -> Result<Option<Level>> {
     }
 }
 
+impl MachineArgs {
+    /// How to run a model for vectors, with so many tokens a text at most.
+    pub fn options(&self, tokens: Option<usize>) -> Result<LoadOptions> {
+        let threads = self.threads.map(usize::from).or_else(|| settings::current().whole(Key::Threads).map(|n| n as usize));
+        Ok(LoadOptions { threads, ceiling: ceiling()?, context: tokens, cache: self.kv, huge_pages: false })
+    }
+}
+
 impl EngineArgs {
     /// Opens the bundle at `path`. A setting for the context is cut to what the model was made for; a flag is
     /// taken at its word.
@@ -346,7 +365,7 @@ impl EngineArgs {
 
     /// Opens the bundle at `path` as a second model, which runs in turn with `engine` and with the same context.
     pub fn load_beside(&self, path: &Path, engine: &Engine) -> Result<Engine> {
-        let most = Bundle::read_manifest(path)?.spec.max_context;
+        let most = Bundle::read_manifest(path)?.spec.max_context();
         let args = EngineArgs { context: Some(engine.context().min(most)), ..self.clone() };
         args.load_by(path, |path, options| engine.load_beside(path, options))
     }
@@ -362,7 +381,7 @@ impl EngineArgs {
         let threads = threads.map(usize::from).or_else(|| set.whole(Key::Threads).map(|n| n as usize));
         let mut context = self.context;
         if let (None, Some(wanted)) = (context, set.whole(Key::Context)) {
-            context = Some((wanted as usize).min(Bundle::read_manifest(path)?.spec.max_context));
+            context = Some((wanted as usize).min(Bundle::read_manifest(path)?.spec.max_context()));
         }
         // The file's pages stay in the page cache for a while.
         let huge_pages = !no_huge_pages && memory.is_some_and(|memory| weights <= memory.available / 2);

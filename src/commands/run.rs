@@ -3,6 +3,7 @@
 mod display;
 mod editor;
 mod markdown;
+mod passages;
 mod repl;
 mod repl_commands;
 
@@ -14,6 +15,7 @@ use super::stats::Stats;
 use super::terminal::{self, Output, Terminal};
 use super::{Failure, Outcome};
 use cactus::engine::chat::{Message, Role};
+use cactus::engine::retrieve::Passage;
 use cactus::engine::sampler::Sampling;
 use cactus::engine::thinking::{Prompt, Think};
 use cactus::engine::{Engine, Finish, Request, Restored, Session, response};
@@ -22,6 +24,7 @@ use cactus::hub::catalog;
 use cactus::kernels::Topology;
 use clap::builder::TypedValueParser;
 use display::{Display, Shown};
+use serde_json::json;
 use std::cell::RefCell;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -66,6 +69,13 @@ pub struct Args {
     /// stays this model's
     #[arg(long, value_name = "MODEL", conflicts_with = "no_draft")]
     pub draft_model: Option<String>,
+    /// Answer from the files of this folder: the passages that belong to the prompt are read first, and named behind the
+    /// answer
+    #[arg(long, value_name = "DIR", conflicts_with = "batch")]
+    pub corpus: Option<PathBuf>,
+    /// The model that finds passages by what they mean [default: minilm where it is converted, else the chat model]
+    #[arg(long, value_name = "MODEL", requires = "corpus")]
+    pub embedding_model: Option<String>,
     /// Print the answer as a JSON object with confidence, timings and token counts
     #[arg(long)]
     pub json: bool,
@@ -188,7 +198,11 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
     let (system, think) = (args.system(), args.think);
     let asked = Asked { engine: &engine, small: small.as_ref(), request: &request, system, think, prompt_cache };
     let outcome = match work {
-        Work::Prompt(prompt, output) => one(args, &asked, &prompt, output, &mut stats, &terminal),
+        Work::Prompt(prompt, output) => {
+            let found = args.passages(&engine, &prompt, &mut terminal)?;
+            let asked = Asked { system: found.system.as_deref().or(asked.system), ..asked };
+            one(args, &asked, &prompt, output, &found.sources, &mut stats, &terminal)
+        }
         Work::Batch(batch) => many(&asked, batch, &mut stats, &mut terminal),
         Work::Chat => return repl::run(args, engine, small, &request, &mut terminal),
     };
@@ -258,7 +272,16 @@ fn check_folder(path: &Path) -> Result<()> {
 }
 
 /// Answers one prompt.
-fn one(args: &Args, asked: &Asked, prompt: &str, output: Output, stats: &mut Stats, terminal: &Terminal) -> Outcome {
+#[allow(clippy::too_many_arguments)]
+fn one(
+    args: &Args,
+    asked: &Asked,
+    prompt: &str,
+    output: Output,
+    sources: &[Passage],
+    stats: &mut Stats,
+    terminal: &Terminal,
+) -> Outcome {
     let engine = asked.engine;
     let prompt = one_turn(engine, asked.system, prompt, asked.think)?;
     let mut session = asked.session(terminal)?;
@@ -270,7 +293,16 @@ fn one(args: &Args, asked: &Asked, prompt: &str, output: Output, stats: &mut Sta
     let answer = stats.answer(&mut session, &prompt, asked.request, &mut |part| display.borrow_mut().part(part), &stopped)?;
     let mut output = display.into_inner().finish()?;
     if args.json {
-        output.write(&format!("{}\n", response::completion(&answer, THRESHOLD)))?;
+        let mut value = response::completion(&answer, THRESHOLD);
+        if args.corpus.is_some() {
+            let source = |p: &Passage| json!({ "file": p.file, "first_line": p.first, "last_line": p.last });
+            value["sources"] = sources.iter().map(source).collect();
+        }
+        output.write(&format!("{value}\n"))?;
+    }
+    if !sources.is_empty() {
+        let places: Vec<String> = sources.iter().map(|passage| format!("  {}", passage.place())).collect();
+        terminal.note(&format!("sources:\n{}", places.join("\n")));
     }
     // All but the last token of a prompt that was known is known still.
     if answer.reused_tokens + 1 < answer.prompt_tokens {
@@ -357,7 +389,7 @@ fn details(engine: &Engine, request: &Request) -> String {
         Topology::detect(),
         engine.level(),
         engine.context(),
-        manifest.spec.max_context,
+        manifest.spec.max_context(),
         size(need.weights),
         size(need.cache),
         size(need.arena),
@@ -380,6 +412,9 @@ fn work(args: &Args) -> Result<Work> {
         return Ok(Work::Batch(Batch::open(input, args.output.as_deref())?));
     }
     let Some(prompt) = prompt(args)? else {
+        if args.corpus.is_some() {
+            return Err(Error::usage("--corpus needs a prompt").with_hint("give --prompt TEXT"));
+        }
         return match args.prompt_cache {
             Some(_) => Err(Error::usage("--prompt-cache needs a prompt or --batch").with_hint("/save keeps a chat")),
             None => Ok(Work::Chat),

@@ -7,7 +7,7 @@ use super::terminal::{self, Terminal};
 use cactus::error::Result;
 use cactus::hub::{self, Official, cache, catalog};
 use cactus::model::import::Checkpoint;
-use cactus::model::spec::Decoder;
+use cactus::model::spec::Spec;
 use cactus::model::{Bundle, families};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -98,7 +98,7 @@ fn of_bundle(path: &Path, there: &[(String, PathBuf)]) -> Result<Map<String, Val
         "kind": "bundle", "name": manifest.source.name, "path": path, "family": manifest.family,
         "bits": quantiser.bits, "bits_per_weight": quantiser.bits_per_weight,
         "calibration_tokens": quantiser.calibration_tokens, "weights": weights, "bytes": cache::size(path),
-        "context": manifest.spec.max_context, "spec": of_spec(&manifest.spec),
+        "context": manifest.spec.max_context(), "spec": of_spec(&manifest.spec),
         "template": opened.chat_template.is_some(), "licence": licence(&manifest.source.name),
         "source": { "name": manifest.source.name, "revision": manifest.source.revision },
         "last_used": cache::last_used(path).map(|time| jiff::Timestamp::try_from(time).unwrap_or_default().to_string()),
@@ -122,14 +122,23 @@ fn of_checkpoint(found: &hub::Found) -> Result<Map<String, Value>> {
     }
     Ok(object(json!({
         "kind": "checkpoint", "name": found.name, "path": found.path, "family": plan.family, "weights": weights,
-        "bytes": bytes, "context": plan.spec.max_context, "spec": of_spec(&plan.spec),
+        "bytes": bytes, "context": plan.spec.max_context(), "spec": of_spec(&plan.spec),
         "template": checkpoint.tokenizer.chat_template.is_some(), "licence": licence(&found.name),
         "source": { "name": found.name, "revision": found.revision }, "tensors": tensors,
     })))
 }
 
 /// Sizes that people compare models by; those that differ between layers are given as least and most.
-fn of_spec(spec: &Decoder) -> Value {
+fn of_spec(spec: &Spec) -> Value {
+    let spec = match spec {
+        Spec::Decoder(spec) => spec,
+        Spec::Encoder(spec) => {
+            return json!({
+                "layers": spec.layers, "dim": spec.dim, "hidden": spec.hidden, "heads": spec.heads, "vocab": spec.vocab,
+                "pooling": spec.pooling, "normalize": spec.normalize,
+            });
+        }
+    };
     let layers: Vec<Value> = spec.layers.iter().filter_map(|layer| serde_json::to_value(layer).ok()).collect();
     let sizes = |part: &str, key: &str| {
         let sizes = layers.iter().filter_map(|layer| layer.get(part)?.get(key)?.as_u64());

@@ -251,7 +251,7 @@ impl Conversation {
             ))
             .with_hint(format!(
                 "shorten it, or start with a larger --context (this model: up to {})",
-                engine.bundle.manifest.spec.max_context
+                engine.bundle.manifest.spec.max_context()
             )));
         }
         Ok(slide)

@@ -9,6 +9,7 @@ use crate::graph::{CacheFormat, Plan};
 use crate::kernels::{Level, Pool};
 use crate::model::bundle::{self, Bundle};
 use crate::model::decoder::{self, Logits};
+use crate::model::spec::Decoder;
 use crate::quant::Bits;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,6 +48,7 @@ pub struct LoadOptions {
 /// A loaded model. Immutable; sessions hold what changes.
 pub struct Engine {
     pub bundle: Bundle,
+    spec: Decoder,
     pub tokenizer: Tokenizer,
     pub template: ChatTemplate,
     pub(super) pool: Arc<Pool>,
@@ -121,7 +123,7 @@ impl Engine {
     fn open(path: &Path, options: &LoadOptions, pool: impl FnOnce() -> Arc<Pool>) -> Result<Self> {
         let begin = Instant::now();
         let bundle = Bundle::open(path)?;
-        let spec = &bundle.manifest.spec;
+        let spec = bundle.manifest.decoder().map_err(|e| e.context(path.display()))?.clone();
         let context = match options.context {
             None => DEFAULT_CONTEXT.min(spec.max_context),
             Some(0) => return Err(Error::usage("a context of 0 tokens holds nothing")),
@@ -140,10 +142,10 @@ impl Engine {
         let read = Instant::now();
         let level = Level::best(options.ceiling);
         let pool = pool();
-        let graph = decoder::graph(spec, Logits::Last, &|name| bundle.weight(name))?;
+        let graph = decoder::graph(&spec, Logits::Last, &|name| bundle.weight(name))?;
         let plan = |tokens| Plan::new(&graph, level, tokens, pool.threads());
         let (prefill, decode) = (plan(PREFILL.min(context))?, plan(1)?);
-        let every = decoder::graph(spec, Logits::All, &|name| bundle.weight(name))?;
+        let every = decoder::graph(&spec, Logits::All, &|name| bundle.weight(name))?;
         let check = Plan::new(&every, level, (LONGEST + 1).min(context), pool.threads())?;
         let exact = bundle.manifest.quantiser.bits >= Bits::EIGHT;
         let cache = options.cache.unwrap_or(if exact { CacheFormat::F16 } else { CacheFormat::Int8 });
@@ -155,6 +157,7 @@ impl Engine {
             decode,
             check,
             bundle,
+            spec,
             tokenizer,
             template,
             pool,
@@ -168,6 +171,11 @@ impl Engine {
         })
     }
 
+    /// Sizes and rules of the network.
+    pub fn spec(&self) -> &Decoder {
+        &self.spec
+    }
+
     /// A fresh session.
     pub fn session(&self) -> Session<'_> {
         Session::new(self)
@@ -176,7 +184,7 @@ impl Engine {
     /// Logits `[ids, vocab]` for every position of `ids`, from an empty context.
     pub fn score(&self, ids: &[u32]) -> Result<Vec<f32>> {
         self.check_ids(ids)?;
-        let graph = decoder::graph(&self.bundle.manifest.spec, Logits::All, &|name| self.bundle.weight(name))?;
+        let graph = decoder::graph(&self.spec, Logits::All, &|name| self.bundle.weight(name))?;
         let plan = Plan::new(&graph, self.level, SCORE.min(ids.len().max(1)), self.pool.threads())?;
         let (mut buffers, mut state) = (plan.buffers(), graph.state(ids.len(), self.cache));
         let mut out = Vec::with_capacity(ids.len() * self.vocab());
@@ -216,7 +224,7 @@ impl Engine {
 
     /// Rows of the embedding table, and logits of a token.
     pub fn vocab(&self) -> usize {
-        self.bundle.manifest.spec.vocab
+        self.spec.vocab
     }
 
     /// Positions that a session of this engine holds.

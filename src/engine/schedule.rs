@@ -150,7 +150,7 @@ impl<'e> Scheduler<'e> {
     /// For up to `slots` answers at a time.
     pub fn new(engine: &'e Engine, slots: usize, counters: &'e Counters) -> Result<Self> {
         let slots = slots.max(1);
-        let spec = &engine.bundle.manifest.spec;
+        let spec = engine.spec();
         let graph = decoder::graph(spec, Logits::Last, &|name| engine.bundle.weight(name))?;
         let plan = Plan::for_sequences(&graph, engine.level(), STEP.max(slots), slots, engine.threads())?;
         let slot = |_| Slot {

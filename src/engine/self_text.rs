@@ -75,7 +75,7 @@ pub fn write(
     let bundle = folder.dir.join("writer");
     let options = Options::plain(Bits::EIGHT, Provenance::default());
     convert::convert(checkpoint, &bundle, &options, &mut |_| on_tokens(0))?;
-    let context = amount.longest.min(Bundle::read_manifest(&bundle)?.spec.max_context);
+    let context = amount.longest.min(Bundle::read_manifest(&bundle)?.spec.max_context());
     let engine = Engine::load(&bundle, &LoadOptions { context: Some(context), ..Default::default() })?;
     write_with(&engine, amount, on_tokens)
 }

@@ -50,7 +50,7 @@ impl<'e> Writing<'e> {
             ))
             .with_hint(format!(
                 "shorten the prompt, or give a larger --context (this model: up to {})",
-                engine.bundle.manifest.spec.max_context
+                engine.spec().max_context
             )));
         }
         Ok(())

@@ -122,6 +122,28 @@ impl Graph {
         Ok(self.push(Op::RmsNorm { weight, eps }, &[x], self.rows(x), self.cols(x)))
     }
 
+    /// Norm of mean and variance.
+    pub fn layer_norm(&mut self, x: NodeId, weight: WeightId, bias: WeightId, eps: f32) -> Result<NodeId> {
+        self.vector(weight, self.cols(x))?;
+        self.vector(bias, self.cols(x))?;
+        Ok(self.push(Op::LayerNorm { weight, bias, eps }, &[x], self.rows(x), self.cols(x)))
+    }
+
+    /// Rows of `table` for the places of the tokens in their texts; texts must not be longer than the table.
+    pub fn positions(&mut self, table: WeightId) -> NodeId {
+        let cols = self.weights[table.0].cols;
+        self.push(Op::Positions { table }, &[], Rows::Tokens, cols)
+    }
+
+    /// Row `row` of `table` for every token.
+    pub fn constant_row(&mut self, table: WeightId, row: usize) -> Result<NodeId> {
+        let w = &self.weights[table.0];
+        if row >= w.rows {
+            return Err(mismatch(&format!("row {row} of {}, which has {}", w.name, w.rows)));
+        }
+        Ok(self.push(Op::ConstantRow { table, row }, &[], Rows::Tokens, self.weights[table.0].cols))
+    }
+
     pub fn head_norm(&mut self, x: NodeId, weight: WeightId, eps: f32, start: usize, heads: usize) -> Result<NodeId> {
         let dim = self.weights[weight.0].cols;
         self.vector(weight, dim)?;
@@ -193,16 +215,35 @@ impl Graph {
 
     /// Attention with a cache of its own. The columns of `qkv` are queries, keys, values.
     pub fn attention(&mut self, qkv: NodeId, shape: AttentionShape) -> Result<NodeId> {
-        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+        let AttentionShape { heads, head_dim, .. } = shape;
+        self.attention_fits(qkv, &shape)?;
+        self.caches.push(shape);
+        let cache = self.caches.len() - 1;
+        Ok(self.push(Op::Attention { cache, shape }, &[qkv], self.rows(qkv), heads * head_dim))
+    }
+
+    /// Attention of every token to all of its text, without a cache.
+    pub fn attention_to_all(&mut self, qkv: NodeId, shape: AttentionShape) -> Result<NodeId> {
+        self.attention_fits(qkv, &shape)?;
+        if shape.window.is_some() || self.rows(qkv) != Rows::Tokens {
+            return Err(Error::unsupported("attention to all tokens, but within a window or of one token"));
+        }
+        Ok(self.push(Op::AttentionToAll { shape }, &[qkv], Rows::Tokens, shape.heads * shape.head_dim))
+    }
+
+    fn attention_fits(&self, qkv: NodeId, shape: &AttentionShape) -> Result<()> {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = *shape;
         if head_dim == 0 || head_dim > MAX_HEAD_DIM || kv_heads == 0 || heads % kv_heads != 0 || shape.window == Some(0) {
             return Err(Error::unsupported(format!("attention with {heads} heads, {kv_heads} key-value heads of {head_dim}")));
         }
         if (heads + 2 * kv_heads) * head_dim != self.cols(qkv) {
             return Err(mismatch(&format!("{heads} + 2 * {kv_heads} heads of {head_dim} against {} columns", self.cols(qkv))));
         }
-        self.caches.push(shape);
-        let cache = self.caches.len() - 1;
-        Ok(self.push(Op::Attention { cache, shape }, &[qkv], self.rows(qkv), heads * head_dim))
+        Ok(())
+    }
+
+    pub fn activate(&mut self, x: NodeId, act: Act) -> NodeId {
+        self.push(Op::Activate { act }, &[x], self.rows(x), self.cols(x))
     }
 
     /// Gated activation of `x [.., 2 * width]`, gate columns first.

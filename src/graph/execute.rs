@@ -17,14 +17,40 @@ pub enum Feed<'a> {
     Ids(&'a [u32]),
     /// `[tokens, cols]` for a graph that begins with [`Graph::rows_input`](super::Graph::rows_input).
     Rows { rows: &'a [f32], tokens: usize },
+    /// Ids of several texts, one after the other, each ending before the id in `ends`: ascending, the last one the number
+    /// of ids. For graphs without a cache.
+    Texts { ids: &'a [u32], ends: &'a [usize] },
 }
 
 impl Feed<'_> {
     pub fn tokens(&self) -> usize {
         match self {
-            Feed::Ids(ids) => ids.len(),
+            Feed::Ids(ids) | Feed::Texts { ids, .. } => ids.len(),
             Feed::Rows { tokens, .. } => *tokens,
         }
+    }
+
+    /// The token ids; panics for rows.
+    pub(super) fn ids(&self) -> &[u32] {
+        match self {
+            Feed::Ids(ids) | Feed::Texts { ids, .. } => ids,
+            Feed::Rows { .. } => panic!("this graph starts from token ids"),
+        }
+    }
+
+    /// Where texts end; `tokens` is the number of tokens, for what is one text.
+    pub(super) fn ends<'s>(&'s self, tokens: &'s usize) -> &'s [usize] {
+        match self {
+            Feed::Texts { ends, .. } => ends,
+            _ => std::slice::from_ref(tokens),
+        }
+    }
+
+    /// The place of every token in its text.
+    pub(super) fn places<'s>(&'s self, tokens: &'s usize) -> impl Iterator<Item = usize> + 's {
+        let ends = self.ends(tokens);
+        let starts = std::iter::once(&0).chain(ends);
+        starts.zip(ends).flat_map(|(start, end)| 0..end - start)
     }
 }
 
@@ -139,7 +165,7 @@ impl Plan {
         let (weights, pool, kernels) = (run.weights, run.pool, &self.kernels);
         let size = run.buffers.size;
         let weight = |id: super::WeightId| &self.graph.weights[id.0];
-        let (arena, scratch) = run.buffers.parts();
+        let (arena, scratch, text_scratch) = run.buffers.parts();
         if step.copy_first {
             arena.copy_within(step.inputs[0].range(size), step.output.offset);
         }
@@ -148,8 +174,7 @@ impl Plan {
         let cols = step.output.value.cols;
         match &step.op {
             Op::Embed { parts } => {
-                let Feed::Ids(ids) = run.feed else { panic!("this graph starts from token ids") };
-                for (id, out) in ids.iter().zip(out.chunks_exact_mut(cols)) {
+                for (id, out) in run.feed.ids().iter().zip(out.chunks_exact_mut(cols)) {
                     let (part, row) = self.graph.row_of(parts, *id as usize);
                     part.row(weights, row, out);
                 }
@@ -159,6 +184,20 @@ impl Plan {
                 out.copy_from_slice(rows);
             }
             Op::RmsNorm { weight: w, eps } => kernels.norm.rows(pool, input(0), weight(*w).f32(weights), *eps, out),
+            Op::LayerNorm { weight: w, bias, eps } => {
+                let (w, bias) = (weight(*w).f32(weights), weight(*bias).f32(weights));
+                kernels.layer_norm.rows(pool, input(0), w, bias, *eps, out)
+            }
+            Op::Positions { table } => {
+                for (place, out) in run.feed.places(&size.tokens).zip(out.chunks_exact_mut(cols)) {
+                    weight(*table).row(weights, place, out);
+                }
+            }
+            Op::ConstantRow { table, row } => {
+                weight(*table).row(weights, *row, &mut out[..cols]);
+                let (first, rest) = out.split_at_mut(cols);
+                rest.chunks_exact_mut(cols).for_each(|out| out.copy_from_slice(first));
+            }
             Op::HeadNorm { weight: w, eps, start, heads } => {
                 let w = weight(*w);
                 let heads = Heads { stride: cols, start: *start, count: *heads, dim: w.cols };
@@ -211,6 +250,10 @@ impl Plan {
                 let job = Attend { cache: *cache, float: &kernels.attention, int8: &kernels.attention_int8, stride };
                 job.run(run.sequences, pool, &self.alone, x, out);
             }
+            Op::AttentionToAll { shape } => {
+                kernels.attention.texts(pool, shape, input(0), run.feed.ends(&size.tokens), text_scratch, out);
+            }
+            Op::Activate { act } => kernels.elementwise.activate(pool, *act, out),
             Op::Gate { act } => kernels.elementwise.gate(pool, *act, input(0), cols, out),
             Op::Add => kernels.elementwise.add(pool, out, input(1)),
             Op::Scale { factor } => kernels.elementwise.scale(pool, out, *factor),

@@ -34,6 +34,21 @@ pub enum Op {
         weight: WeightId,
         eps: f32,
     },
+    /// Norm of mean and variance of every row.
+    LayerNorm {
+        weight: WeightId,
+        bias: WeightId,
+        eps: f32,
+    },
+    /// Rows of a table for the places of the tokens in their texts.
+    Positions {
+        table: WeightId,
+    },
+    /// One row of a table for every token.
+    ConstantRow {
+        table: WeightId,
+        row: usize,
+    },
     /// The same for each of `heads` pieces from column `start`, other columns unchanged.
     HeadNorm {
         weight: WeightId,
@@ -68,6 +83,14 @@ pub enum Op {
         cache: usize,
         shape: AttentionShape,
     },
+    /// Every token attends to all tokens of its text; nothing is kept. Columns of the input as for [`Op::Attention`].
+    AttentionToAll {
+        shape: AttentionShape,
+    },
+    /// `act(x)`
+    Activate {
+        act: Act,
+    },
     /// `act(first half of the columns) * second half`.
     Gate {
         act: Act,
@@ -90,12 +113,16 @@ impl Op {
             Op::Embed { .. } => "embed",
             Op::Rows => "rows",
             Op::RmsNorm { .. } => "rms_norm",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::Positions { .. } => "positions",
+            Op::ConstantRow { .. } => "constant",
             Op::HeadNorm { .. } => "head_norm",
             Op::Rotate => "rotate",
             Op::MatMul { .. } | Op::MatMulParts { .. } => "matmul",
             Op::RopeAngles { .. } => "rope_angles",
             Op::Rope { .. } => "rope",
-            Op::Attention { .. } => "attention",
+            Op::Attention { .. } | Op::AttentionToAll { .. } => "attention",
+            Op::Activate { .. } => "activate",
             Op::Gate { .. } => "gate",
             Op::Add => "add",
             Op::Scale { .. } => "scale",
@@ -106,6 +133,9 @@ impl Op {
 
     /// Whether the result may overwrite the first input.
     pub(super) fn in_place(&self) -> bool {
-        matches!(self, Op::HeadNorm { .. } | Op::Rope { .. } | Op::Add | Op::Scale { .. } | Op::SoftCap { .. })
+        matches!(
+            self,
+            Op::HeadNorm { .. } | Op::Rope { .. } | Op::Activate { .. } | Op::Add | Op::Scale { .. } | Op::SoftCap { .. }
+        )
     }
 }

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::kernels::attention::Attention;
 use crate::kernels::attention_int8::AttentionInt8;
 use crate::kernels::elementwise::Elementwise;
+use crate::kernels::layer_norm::LayerNorm;
 use crate::kernels::matmul_float::MatMulFloat;
 use crate::kernels::matmul_quant::MatMulQuant;
 use crate::kernels::norm::RmsNorm;
@@ -78,6 +79,7 @@ pub(super) struct Step {
 pub(super) struct Kernels {
     pub elementwise: Elementwise,
     pub norm: RmsNorm,
+    pub layer_norm: LayerNorm,
     pub rotate: Rotate,
     pub matmul_quant: MatMulQuant,
     pub matmul_float: MatMulFloat,
@@ -100,6 +102,8 @@ pub struct Plan {
     arena: usize,
     /// Scratch bytes over all threads.
     scratch: usize,
+    /// f16 elements over all threads, for attention to whole texts.
+    text_scratch: usize,
 }
 
 /// The memory that a plan runs in; one for each sequence that runs at the same time.
@@ -108,14 +112,15 @@ pub struct Buffers {
     /// Elements before the first cache-line boundary.
     skew: usize,
     scratch: Vec<u8>,
+    text_scratch: Vec<u16>,
     /// The last run.
     pub(super) size: Size,
 }
 
 impl Buffers {
-    /// Arena and scratch, both at once.
-    pub(super) fn parts(&mut self) -> (&mut [f32], &mut [u8]) {
-        (&mut self.arena[self.skew..], &mut self.scratch)
+    /// Arena and both kinds of scratch at once.
+    pub(super) fn parts(&mut self) -> (&mut [f32], &mut [u8], &mut [u16]) {
+        (&mut self.arena[self.skew..], &mut self.scratch, &mut self.text_scratch)
     }
 }
 
@@ -165,12 +170,18 @@ impl Plan {
         };
         let panel = |w: &super::Weight| w.layout().map_or(0, |l| MatMulQuant::panel_bytes(&l));
         let panel = if max_tokens > 1 { graph.weights.iter().map(panel).max().unwrap_or(0) } else { 0 };
+        let text_scratch = nodes.iter().map(|node| match &node.op {
+            Op::AttentionToAll { shape } => Attention::text_scratch(shape, max_tokens),
+            _ => 0,
+        });
+        let text_scratch = text_scratch.max().unwrap_or(0) * threads;
         Ok(Plan {
             steps: nodes.iter().enumerate().map(step).collect(),
             outputs: graph.outputs.iter().map(|&output| place(output)).collect(),
             kernels: Kernels {
                 elementwise: Elementwise::select(level),
                 norm: RmsNorm::select(level),
+                layer_norm: LayerNorm::select(level),
                 rotate: Rotate::select(level),
                 matmul_quant: MatMulQuant::select(level),
                 matmul_float: MatMulFloat::select(level),
@@ -184,6 +195,7 @@ impl Plan {
             alone: Pool::new(1),
             arena: arena.size,
             scratch: panel * threads,
+            text_scratch,
         })
     }
 
@@ -191,7 +203,7 @@ impl Plan {
     pub fn buffers(&self) -> Buffers {
         let arena = vec![0.0f32; self.arena + LINE];
         let skew = arena.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
-        Buffers { arena, skew, scratch: vec![0; self.scratch], size: Size::default() }
+        Buffers { arena, skew, scratch: vec![0; self.scratch], text_scratch: vec![0; self.text_scratch], size: Size::default() }
     }
 
     /// An empty state for up to `positions` positions; see [`Graph::state`].
@@ -206,7 +218,7 @@ impl Plan {
 
     /// Bytes of [`buffers`](Self::buffers).
     pub fn bytes(&self) -> usize {
-        self.arena * size_of::<f32>() + self.scratch
+        self.arena * size_of::<f32>() + self.scratch + self.text_scratch * size_of::<u16>()
     }
 
     pub fn max_tokens(&self) -> usize {
@@ -248,6 +260,9 @@ impl Plan {
         for (i, step) in self.steps.iter().enumerate() {
             let weights = match &step.op {
                 Op::MatMul { weight, .. } | Op::RmsNorm { weight, .. } | Op::HeadNorm { weight, .. } => {
+                    std::slice::from_ref(weight)
+                }
+                Op::LayerNorm { weight, .. } | Op::Positions { table: weight } | Op::ConstantRow { table: weight, .. } => {
                     std::slice::from_ref(weight)
                 }
                 Op::Embed { parts } | Op::MatMulParts { parts } => parts,

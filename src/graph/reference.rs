@@ -5,6 +5,7 @@ use super::execute::Feed;
 use super::op::{Op, WeightId};
 use crate::kernels::attention::AttentionShape;
 use crate::kernels::elementwise::Act;
+use std::ops::Range;
 
 /// `x W^T (+ bias)` for a matrix in parts.
 fn product(graph: &Graph, weights: &[u8], parts: &[WeightId], x: &[f64], bias: Option<&[f32]>) -> Vec<f64> {
@@ -34,8 +35,7 @@ pub fn run(graph: &Graph, weights: &[u8], feed: Feed) -> Vec<Vec<f64>> {
             Op::Embed { parts } => {
                 let mut row = vec![0.0f32; cols];
                 let mut out = Vec::new();
-                let Feed::Ids(ids) = feed else { panic!("this graph starts from token ids") };
-                for id in ids {
+                for id in feed.ids() {
                     let (part, at) = graph.row_of(parts, *id as usize);
                     part.row(weights, at, &mut row);
                     out.extend(row.iter().map(|x| f64::from(*x)));
@@ -47,6 +47,12 @@ pub fn run(graph: &Graph, weights: &[u8], feed: Feed) -> Vec<Vec<f64>> {
                 rows.iter().map(|x| f64::from(*x)).collect()
             }
             Op::RmsNorm { weight, eps } => input(0).chunks_exact(cols).flat_map(|x| rms(x, vector(*weight), *eps)).collect(),
+            Op::LayerNorm { weight, bias, eps } => {
+                let (weight, bias) = (vector(*weight), vector(*bias));
+                input(0).chunks_exact(cols).flat_map(|x| layer_norm(x, weight, bias, *eps)).collect()
+            }
+            Op::Positions { table } => feed.places(&tokens).flat_map(|place| table_row(graph, weights, *table, place)).collect(),
+            Op::ConstantRow { table, row } => (0..tokens).flat_map(|_| table_row(graph, weights, *table, *row)).collect(),
             Op::HeadNorm { weight, eps, start, heads } => {
                 let mut out = input(0).to_vec();
                 let w = vector(*weight);
@@ -87,7 +93,15 @@ pub fn run(graph: &Graph, weights: &[u8], feed: Feed) -> Vec<Vec<f64>> {
                 }
                 out
             }
-            Op::Attention { shape, .. } => attention(shape, input(0), tokens),
+            Op::Attention { shape, .. } => {
+                attention(shape, input(0), |t| shape.window.map_or(0, |w| (t + 1).saturating_sub(w))..t + 1)
+            }
+            Op::AttentionToAll { shape } => {
+                let ends = feed.ends(&tokens);
+                let end = |t: usize| ends.partition_point(|end| *end <= t);
+                attention(shape, input(0), |t| if end(t) == 0 { 0 } else { ends[end(t) - 1] }..ends[end(t)])
+            }
+            Op::Activate { act } => input(0).iter().map(|x| activation(*act, *x)).collect(),
             Op::Gate { act } => {
                 input(0).chunks_exact(2 * cols).flat_map(|x| (0..cols).map(|i| activation(*act, x[i]) * x[cols + i])).collect()
             }
@@ -107,23 +121,52 @@ fn rms(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
     x.iter().zip(weight).map(|(x, w)| x * factor * f64::from(*w)).collect()
 }
 
+fn layer_norm(x: &[f64], weight: &[f32], bias: &[f32], eps: f32) -> Vec<f64> {
+    let mean = x.iter().sum::<f64>() / x.len() as f64;
+    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
+    let factor = 1.0 / (variance + f64::from(eps)).sqrt();
+    x.iter().zip(weight).zip(bias).map(|((x, w), b)| (x - mean) * factor * f64::from(*w) + f64::from(*b)).collect()
+}
+
+fn table_row(graph: &Graph, weights: &[u8], table: WeightId, row: usize) -> Vec<f64> {
+    let table = &graph.weights[table.0];
+    let mut out = vec![0.0f32; table.cols];
+    table.row(weights, row, &mut out);
+    out.into_iter().map(f64::from).collect()
+}
+
+/// Error function by a series of positive terms (Abramowitz and Stegun, 7.1.6).
+fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, 0.0);
+    for n in 0..200 {
+        sum += term;
+        term *= 2.0 * x * x / f64::from(2 * n + 3);
+    }
+    2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * sum
+}
+
 fn activation(act: Act, x: f64) -> f64 {
     match act {
         Act::Silu => x / (1.0 + (-x).exp()),
+        Act::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
         Act::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh()),
     }
 }
 
-fn attention(shape: &AttentionShape, x: &[f64], tokens: usize) -> Vec<f64> {
+/// `seen`: the positions that the one at a position sees.
+fn attention(shape: &AttentionShape, x: &[f64], seen: impl Fn(usize) -> Range<usize>) -> Vec<f64> {
     let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
     let stride = (shape.heads + 2 * shape.kv_heads) * dim;
+    let tokens = x.len() / stride;
     let mut out = vec![0.0; tokens * shape.heads * dim];
     for t in 0..tokens {
         for head in 0..shape.heads {
             let key = (shape.heads + head / group) * dim;
             let value = key + shape.kv_heads * dim;
-            let from = shape.window.map_or(0, |w| (t + 1).saturating_sub(w));
-            let scores: Vec<f64> = (from..=t)
+            let scores: Vec<f64> = seen(t)
                 .map(|p| {
                     let dot: f64 = (0..dim).map(|d| x[t * stride + head * dim + d] * x[p * stride + key + d]).sum();
                     let score = dot * f64::from(shape.scale);
@@ -132,7 +175,7 @@ fn attention(shape: &AttentionShape, x: &[f64], tokens: usize) -> Vec<f64> {
                 .collect();
             let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
-            for (p, score) in (from..=t).zip(&scores) {
+            for (p, score) in seen(t).zip(&scores) {
                 let weight = (score - top).exp() / total;
                 for d in 0..dim {
                     out[(t * shape.heads + head) * dim + d] += weight * x[p * stride + value + d];

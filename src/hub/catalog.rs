@@ -41,6 +41,16 @@ pub const STARTER: Model = model(
 pub const RECOMMENDED: Model =
     model("qwen3", "Qwen/Qwen3-0.6B", "0.6B", "qwen3", "apache-2.0", "recommended: best answers for its size");
 
+/// The model for vectors.
+pub const EMBEDDING: Model = model(
+    "minilm",
+    "sentence-transformers/all-MiniLM-L6-v2",
+    "23M",
+    "bert",
+    "apache-2.0",
+    "vectors of English text, for `cactus embed` and --corpus",
+);
+
 /// All well-known models, small ones of a family first.
 pub const MODELS: &[Model] = &[
     STARTER,
@@ -61,6 +71,7 @@ pub const MODELS: &[Model] = &[
         "llama3.2",
         "needs the Llama licence accepted on the hub",
     ),
+    EMBEDDING,
 ];
 
 /// The well-known model that `name` means: its alias, its hub name, or the part of that after the slash; the

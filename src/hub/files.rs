@@ -97,6 +97,9 @@ fn is_companion(name: &str) -> bool {
         "merges.txt",
         "preprocessor_config.json",
         "processor_config.json",
+        "modules.json",
+        "sentence_bert_config.json",
+        "1_Pooling/config.json",
     ];
     let is_data = [".json", ".model", ".jinja"].iter().any(|end| name.ends_with(end));
     let begins = name.starts_with("tokenizer") || name.starts_with("chat_template");

@@ -1,4 +1,4 @@
-//! Causal attention over a key-value cache, block by block with a running softmax (FlashAttention, Dao et
+//! Attention over keys and values in 16 bits, block by block with a running softmax (FlashAttention, Dao et
 //! al., <https://arxiv.org/abs/2205.14135>).
 //!
 //! Cache layout for one layer, f16:
@@ -273,9 +273,104 @@ impl Attention {
     }
 }
 
+/// Attention where every token sees its whole text and nothing else.
+impl Attention {
+    /// f16 elements that a thread needs for texts of at most `tokens` tokens.
+    pub fn text_scratch(shape: &AttentionShape, tokens: usize) -> usize {
+        tokens.next_multiple_of(LANES) * (shape.head_dim + shape.value_width())
+    }
+
+    /// Rows of `x [tokens, (heads + 2 * kv_heads) * head_dim]` are queries, keys and values of texts that follow one
+    /// another, each ending before the row in `ends`; results to `out [tokens, heads * head_dim]`. `scratch` holds
+    /// [`text_scratch`](Self::text_scratch) elements for every thread. A text gives the same whatever stands beside it.
+    pub fn texts(&self, pool: &Pool, shape: &AttentionShape, x: &[f32], ends: &[usize], scratch: &mut [u16], out: &mut [f32]) {
+        let (dim, width) = (shape.head_dim, shape.heads * shape.head_dim);
+        let (group, stride) = (shape.heads / shape.kv_heads, (shape.heads + 2 * shape.kv_heads) * dim);
+        let tokens = shape.tokens(x, stride, 0, 0, (x.len() / stride).next_multiple_of(BLOCK), out.len());
+        assert!(shape.window.is_none() && ends.is_sorted() && ends.last() == Some(&tokens));
+        let start_of = |text: usize| if text == 0 { 0 } else { ends[text - 1] };
+        let longest = (0..ends.len()).map(|text| ends[text] - start_of(text)).max().unwrap_or(0);
+        let room = Self::text_scratch(shape, longest);
+        assert!(scratch.len() >= room * pool.threads());
+        let (out, scratch) = (&Parts::new(out), &Parts::new(scratch));
+        pool.each(ends.len() * shape.kv_heads, &|thread, task| {
+            let (text, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
+            let (start, length) = (start_of(text), ends[text] - start_of(text));
+            let x = &x[start * stride..ends[text] * stride];
+            let capacity = length.next_multiple_of(LANES);
+            // SAFETY: every thread has a part of its own.
+            let scratch = unsafe { scratch.slice(thread * room..(thread + 1) * room) };
+            let (keys, values) = scratch.split_at_mut(capacity * dim);
+            let one_head = AttentionShape { heads: group, kv_heads: 1, ..*shape };
+            let key_column = width + kv_head * dim;
+            store(&one_head, x, stride, key_column, key_column + shape.kv_heads * dim, 0, keys, values, capacity);
+            let rows = length * group;
+            for first in (0..rows).step_by(QUERIES) {
+                let mut job = Queries {
+                    q: [x.as_ptr(); QUERIES],
+                    out: [out.start(); QUERIES],
+                    from: [0; QUERIES],
+                    to: [0; QUERIES],
+                    keys: keys.as_ptr(),
+                    values: values.as_ptr(),
+                };
+                for r in 0..QUERIES.min(rows - first) {
+                    let (token, head) = ((first + r) / group, kv_head * group + (first + r) % group);
+                    job.q[r] = x[token * stride + head * dim..].as_ptr();
+                    job.to[r] = length;
+                    // SAFETY: inside `out` by the asserted sizes; every (token, head) is written once.
+                    job.out[r] = unsafe { out.start().add((start + token) * width + head * dim) };
+                }
+                // SAFETY: sizes were asserted above, the level by `select`. Of the last sixteen keys some may be left from
+                // another text; their scores are dropped.
+                unsafe { (self.run)(shape, &job) }
+            }
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whole_texts_against_f64_at_every_level() {
+        let pool = Pool::new(2);
+        let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 20, scale: 0.3, cap: None, window: None };
+        let ends = [1, 71, 74, 90];
+        let (qw, kw) = (80, 40);
+        let (stride, tokens) = (qw + 2 * kw, 90);
+        let half = |i: usize| half::f16::from_f32((i * 7919 % 1013) as f32 / 300.0 - 1.7).to_f32();
+        let x: Vec<f32> = (0..tokens * stride).map(half).collect();
+        for level in Level::supported() {
+            let kernel = Attention::select(level);
+            // What a run before may have left there.
+            let mut scratch = vec![half::f16::NAN.to_bits(); 2 * Attention::text_scratch(&shape, 70)];
+            let mut out = vec![f32::NAN; tokens * qw];
+            kernel.texts(&pool, &shape, &x, &ends, &mut scratch, &mut out);
+            let mut start = 0;
+            for end in ends {
+                let mut alone = vec![f32::NAN; (end - start) * qw];
+                kernel.texts(&pool, &shape, &x[start * stride..end * stride], &[end - start], &mut scratch, &mut alone);
+                assert_eq!(alone, out[start * qw..end * qw], "{level}: a text depends on its neighbours");
+                for (t, head) in (start..end).flat_map(|t| (0..4).map(move |head| (t, head))) {
+                    let at = |p: usize, column: usize| f64::from(x[p * stride + column]);
+                    let (query, key) = (head * 20, qw + head / 2 * 20);
+                    let dot = |p: usize| (0..20).map(|d| at(t, query + d) * at(p, key + d)).sum::<f64>() * 0.3f32 as f64;
+                    let scores: Vec<f64> = (start..end).map(dot).collect();
+                    let top = scores.iter().copied().fold(f64::MIN, f64::max);
+                    let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+                    for d in 0..20 {
+                        let weighted = |(p, s): (usize, &f64)| (s - top).exp() / total * at(p, key + kw + d);
+                        let truth: f64 = (start..end).zip(&scores).map(weighted).sum();
+                        let got = f64::from(out[t * qw + query + d]);
+                        assert!((got - truth).abs() < 2e-5, "{level} token {t}: {got} {truth}");
+                    }
+                }
+                start = end;
+            }
+        }
+    }
 
     fn check(shape: AttentionShape, tokens: usize, split: usize) {
         let pool = Pool::new(2);

@@ -12,6 +12,7 @@ pub mod attention;
 pub mod attention_int8;
 pub mod elementwise;
 mod huge_pages;
+pub mod layer_norm;
 pub mod matmul_float;
 pub mod matmul_quant;
 pub mod norm;

@@ -3,7 +3,7 @@
 //! A folder with `cactus.json` (everything but the weights), `weights.safetensors` (mapped; every tensor
 //! 64-byte aligned) and the tokenizer files. See `docs/bundle-format.md`.
 
-use super::spec::Decoder;
+use super::spec::{Decoder, Spec};
 use crate::error::{Error, Result};
 use crate::graph::Weight;
 use crate::kernels::HugePages;
@@ -41,11 +41,24 @@ pub struct Manifest {
     pub family: String,
     pub source: Provenance,
     pub quantiser: Quantiser,
-    pub spec: Decoder,
+    pub spec: Spec,
     /// SHA-256 of `weights.safetensors` in hexadecimal; empty in bundles that were written without.
     #[serde(default)]
     pub weights_sha256: String,
     pub tensors: BTreeMap<String, TensorEntry>,
+}
+
+impl Manifest {
+    /// What continues a text.
+    ///
+    /// # Errors
+    /// `Unsupported` when the model only turns texts into vectors.
+    pub fn decoder(&self) -> Result<&Decoder> {
+        self.spec.decoder().ok_or_else(|| {
+            Error::unsupported(format!("{} is an embedding model and writes no text", self.source.name))
+                .with_hint("use it with `cactus embed`")
+        })
+    }
 }
 
 /// Where the weights came from.

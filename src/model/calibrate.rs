@@ -98,7 +98,7 @@ impl<'a> Calibration<'a> {
     /// For texts as token ids. With `sequential`, inputs are those that the already rounded weights give, and
     /// [`embedded`](Self::embedded) and [`stored`](Self::stored) must be told every matrix in plan order.
     pub fn new(checkpoint: &'a Checkpoint, plan: &'a ModelPlan, texts: &'a [Vec<u32>], sequential: bool) -> Result<Self> {
-        let vocab = plan.spec.vocab;
+        let vocab = plan.decoder().vocab;
         if let Some(id) = texts.iter().flatten().find(|id| **id as usize >= vocab) {
             return Err(Error::unsupported(format!("the tokenizer gives id {id}, the embedding has {vocab} rows")));
         }
@@ -144,7 +144,7 @@ impl<'a> Calibration<'a> {
         let tokens = texts.iter().map(Vec::len).sum::<usize>();
         let whole = std::mem::replace(&mut self.texts, texts);
         let mut stream = self.original.clone();
-        stream.residual.truncate(tokens * self.plan.spec.dim);
+        stream.residual.truncate(tokens * self.plan.decoder().dim);
         let factors = |inputs: &[f32], damping: f32| {
             let cols = inputs.len() / tokens.max(1);
             let format = Format::cq(4, code).unwrap_or(Format::Cq4);
@@ -154,7 +154,7 @@ impl<'a> Calibration<'a> {
             Ok(moments.factors(damping, &self.machine.kernel, &self.machine.pool))
         };
         let mut found = BTreeMap::new();
-        for i in 0..self.plan.spec.layers.len() {
+        for i in 0..self.plan.decoder().layers.len() {
             let current = self.load(i)?;
             for product in 0..=PRODUCTS.len() {
                 self.follow(&mut stream, &current, &current.original, product)?;
@@ -184,7 +184,7 @@ impl<'a> Calibration<'a> {
 
     /// How the embedding, or a part of it, was stored.
     pub fn embedded(&mut self, part: &TensorPlan, format: Format, data: &[u8]) {
-        let (dim, factor) = (self.plan.spec.dim, self.plan.spec.embed_scale);
+        let (dim, factor) = (self.plan.decoder().dim, self.plan.decoder().embed_scale);
         let Some(rounded) = &mut self.rounded else { return };
         rounded.residual.resize(self.original.residual.len(), 0.0);
         let mut memory = Memory::default();
@@ -237,11 +237,11 @@ impl<'a> Calibration<'a> {
 
     /// A residual stream from embedding rows.
     fn embed(&self, row: impl Fn(usize, &mut [f32]) -> Result<()>) -> Result<Vec<f32>> {
-        let dim = self.plan.spec.dim;
+        let dim = self.plan.decoder().dim;
         let mut stream = vec![0.0; self.texts.iter().map(Vec::len).sum::<usize>() * dim];
         for (&id, out) in self.texts.iter().flatten().zip(stream.chunks_exact_mut(dim)) {
             row(id as usize, out)?;
-            out.iter_mut().for_each(|x| *x *= self.plan.spec.embed_scale);
+            out.iter_mut().for_each(|x| *x *= self.plan.decoder().embed_scale);
         }
         Ok(stream)
     }
@@ -292,8 +292,8 @@ impl<'a> Calibration<'a> {
         for &piece in pieces {
             let normed = matches!(piece, Piece::AttentionNorm | Piece::MlpNorm);
             let x = if normed { &stream.residual } else { &stream.inputs };
-            let cols = x.len() / (stream.residual.len() / self.plan.spec.dim).max(1);
-            let graph = decoder::piece_graph(&self.plan.spec, current.index, piece, cols, &find)?;
+            let cols = x.len() / (stream.residual.len() / self.plan.decoder().dim).max(1);
+            let graph = decoder::piece_graph(&self.plan.decoder(), current.index, piece, cols, &find)?;
             let y = self.run(&graph, x, cols, current.memory.bytes())?;
             if matches!(piece, Piece::Out | Piece::Down) {
                 stream.residual.iter_mut().zip(y).for_each(|(x, y)| *x += y);
@@ -310,10 +310,10 @@ impl<'a> Calibration<'a> {
         let mut memory = Memory::default();
         let norm = self.load_tensor(self.tensor("norm"), &mut memory)?;
         let mut graph = Graph::default();
-        let (rows, norm) = (graph.rows_input(self.plan.spec.dim), graph.weight(norm));
-        let normed = graph.rms_norm(rows, norm, self.plan.spec.norm_eps)?;
+        let (rows, norm) = (graph.rows_input(self.plan.decoder().dim), graph.weight(norm));
+        let normed = graph.rms_norm(rows, norm, self.plan.decoder().norm_eps)?;
         graph.output(normed);
-        self.run(&graph, &stream.residual, self.plan.spec.dim, memory.bytes())
+        self.run(&graph, &stream.residual, self.plan.decoder().dim, memory.bytes())
     }
 
     /// The output of a graph for rows of all tokens, text by text.

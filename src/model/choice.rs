@@ -61,12 +61,16 @@ pub fn choose(
 ) -> Result<Choice> {
     let mut choice = Choice { parts: Vec::new(), formats: Vec::new(), expected: vec![None; plan.tensors.len()], table: None };
     let uniform = options.bits.uniform();
+    if uniform.is_none() && plan.spec.decoder().is_none() {
+        return Err(Error::unsupported(format!("{} bits are a mixture, which embedding models cannot have yet", options.bits))
+            .with_hint("give 2, 3, 4, 8 or 16 bits"));
+    }
     if uniform.is_none() && calibration.is_none() {
         return Err(Error::usage(format!("{} bits are a mixture, and finding it needs text to calibrate on", options.bits))
             .with_hint("leave out --calibrate none"));
     }
     let mut gains = BTreeMap::new();
-    let tied = plan.spec.tied && plan.tensors.iter().zip(kept).any(|(t, kept)| t.role == Role::Embedding && kept.is_none());
+    let tied = plan.spec.tied() && plan.tensors.iter().zip(kept).any(|(t, kept)| t.role == Role::Embedding && kept.is_none());
     if let Some(calibration) = calibration.as_mut().filter(|_| tied || uniform.is_none()) {
         on_event(Event::Stage("running the original model"))?;
         let mut each = |work| on_event(Event::Advance(work));
@@ -91,7 +95,7 @@ pub fn choose(
     on_event(Event::Stage("measuring how much each matrix matters"))?;
     let mut each = |work| on_event(Event::Advance(work));
     let survey::Found { sensitivities, likely } = survey::survey(checkpoint, plan, &options.calibration, &mut each)?;
-    let mut looked_up = vec![0.0; plan.spec.vocab];
+    let mut looked_up = vec![0.0; plan.spec.vocab()];
     options.calibration.iter().flatten().for_each(|id| looked_up[*id as usize] += 1.0);
     let usage = Usage::new(&looked_up, &likely);
     let table = |tensor: &TensorPlan| matches!(tensor.role, Role::Embedding | Role::Head);
@@ -119,7 +123,7 @@ pub fn choose(
         let looked_up = || error("embed") * usage.looked_up(tensor.first_row, tensor.rows);
         let given = || error("head") * gain("head") * usage.given(tensor.first_row, tensor.rows);
         let error = match tensor.role {
-            Role::Embedding if plan.spec.tied => looked_up() + given(),
+            Role::Embedding if plan.spec.tied() => looked_up() + given(),
             Role::Embedding => looked_up(),
             Role::Head => given(),
             _ => error(&tensor.name) * gain(&tensor.name),

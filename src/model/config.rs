@@ -68,7 +68,8 @@ impl<'a> Config<'a> {
         match self.str(key) {
             Some("silu" | "swish") => Ok(Act::Silu),
             Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Act::GeluTanh),
-            _ => Err(self.wrong(key, "silu or gelu_pytorch_tanh")),
+            Some("gelu") => Ok(Act::Gelu),
+            _ => Err(self.wrong(key, "silu, gelu or gelu_pytorch_tanh")),
         }
     }
 

@@ -153,7 +153,9 @@ impl Report {
 /// Whether there is anything in a conversion with these options that rounding could fit to sample text.
 pub fn needs_text(checkpoint: &Checkpoint, options: &Options) -> Result<bool> {
     let plan = families::plan(checkpoint)?;
-    Ok(options.bits < Bits::EIGHT && any_rounded(&plan, &choice::kept(checkpoint, &plan, options, true)?))
+    Ok(options.bits < Bits::EIGHT
+        && plan.spec.decoder().is_some()
+        && any_rounded(&plan, &choice::kept(checkpoint, &plan, options, true)?))
 }
 
 fn any_rounded(plan: &ModelPlan, kept: &[Option<Format>]) -> bool {
@@ -174,6 +176,11 @@ pub fn convert(
     if target.exists() && !super::Bundle::is_bundle(target) {
         return Err(Error::usage(format!("{} exists and is no bundle; it will not be overwritten", target.display())));
     }
+    // Rounding is fitted to what a decoder reads; encoders are rounded plainly.
+    let options = &match whole.spec.decoder() {
+        Some(_) => options.clone(),
+        None => Options { calibration: Vec::new(), calibration_text: String::new(), ..options.clone() },
+    };
     let kept = choice::kept(checkpoint, &whole, options, options.calibrated())?;
     let rounded = options.calibrated() && any_rounded(&whole, &kept);
     let mut calibration = match rounded {
@@ -249,7 +256,7 @@ impl Job<'_> {
         }
         let calibrated = calibration.is_some();
         let last_rounded = record.formats.iter().rposition(|format| format.is_rotated());
-        let tied = plan.spec.tied && record.formats.first().is_some_and(|embed| embed.is_rotated());
+        let tied = plan.spec.tied() && record.formats.first().is_some_and(|embed| embed.is_rotated());
         if let Some(calibration) = calibration.as_mut().filter(|_| record.finished() == 0 && tied && table.is_none()) {
             on_event(Event::Note("going on with the embedding table"))?;
             table = Some(calibration.original_pass(options.code, false, &mut |_| on_event(Event::Advance(0)))?.0);
@@ -319,7 +326,7 @@ impl Job<'_> {
         let TensorPlan { name, role, .. } = &self.plan.tensors[tensor];
         let layer = name.strip_prefix("layers.").and_then(|n| n.split('.').next()?.parse::<usize>().ok());
         match layer {
-            Some(layer) => format!("layer {} of {}", layer + 1, self.plan.spec.layers.len()),
+            Some(layer) => format!("layer {} of {}", layer + 1, self.plan.spec.layers()),
             None if *role == Role::Embedding => "the embedding table".to_owned(),
             None => "the output".to_owned(),
         }

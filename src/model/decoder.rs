@@ -37,6 +37,24 @@ pub fn graph(spec: &Decoder, logits: Logits, find: Find) -> Result<Graph> {
     Ok(g)
 }
 
+/// From token ids to the hidden states after the last norm, `[tokens, dim]`: what the head would get.
+pub fn states_graph(spec: &Decoder, find: Find) -> Result<Graph> {
+    let mut g = Graph::default();
+    let angles = angles(&mut g, spec);
+    let embed = table(&mut g, spec, "embed", find)?;
+    let mut x = g.embed(&embed)?;
+    if spec.embed_scale != 1.0 {
+        x = g.scale(x, spec.embed_scale);
+    }
+    for i in 0..spec.layers.len() {
+        x = add_layer(&mut g, spec, i, x, &angles, find)?;
+    }
+    let norm = g.weight(find("norm")?);
+    let x = g.rms_norm(x, norm, spec.norm_eps)?;
+    g.output(x);
+    Ok(g)
+}
+
 /// The parts of the embedding table or of the head.
 fn table(g: &mut Graph, spec: &Decoder, name: &str, find: Find) -> Result<Vec<WeightId>> {
     if spec.table_parts.is_empty() {

@@ -281,7 +281,7 @@ fn write_shard(bundle: &Bundle, parts: &[Part], path: &Path, on_event: &mut dyn 
 
 /// The checkpoint's configuration, made to tell the truth about the exported weights.
 fn exported_config(mut config: Value, bundle: &Bundle, options: &Options) -> Result<Value> {
-    let spec = &bundle.manifest.spec;
+    let spec = bundle.manifest.decoder()?;
     if config["rope_scaling"]["rope_type"] == "factors" {
         config["rope_scaling"] = llama3_scaling(&config, spec.ropes.first().map_or(&[], |r| &r.frequencies[..]))?;
     }

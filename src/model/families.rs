@@ -1,9 +1,10 @@
 //! The table of model families: how a `config.json` becomes a [`Decoder`], and which checkpoint tensors
 //! become which bundle tensors. Nothing past this file knows a family's name.
 
+use super::bert;
 use super::config::Config;
 use super::import::Checkpoint;
-use super::spec::{Decoder, Layer, Mixer, Mlp, NormPlacement};
+use super::spec::{Decoder, Layer, Mixer, Mlp, NormPlacement, Spec};
 use crate::error::{Error, Result};
 
 /// When a projection has a bias.
@@ -136,13 +137,18 @@ pub struct TensorPlan {
 #[derive(Debug)]
 pub struct ModelPlan {
     pub family: &'static str,
-    pub spec: Decoder,
+    pub spec: Spec,
     pub tensors: Vec<TensorPlan>,
     /// Things the user should know.
     pub warnings: Vec<String>,
 }
 
 impl ModelPlan {
+    /// The spec of a model that is calibrated, which only decoders are.
+    pub(super) fn decoder(&self) -> &Decoder {
+        self.spec.decoder().expect("encoders are rounded plainly")
+    }
+
     /// The same with the embedding table and the head in parts, of which those after the first begin at these rows.
     pub fn in_parts(&self, starts: &[usize]) -> ModelPlan {
         let part = |tensor: &TensorPlan, i: usize| {
@@ -156,7 +162,10 @@ impl ModelPlan {
         };
         ModelPlan {
             family: self.family,
-            spec: Decoder { table_parts: starts.to_vec(), ..self.spec.clone() },
+            spec: match &self.spec {
+                Spec::Decoder(spec) => Spec::Decoder(Decoder { table_parts: starts.to_vec(), ..spec.clone() }),
+                encoder => encoder.clone(),
+            },
             tensors: self.tensors.iter().flat_map(split).collect(),
             warnings: self.warnings.clone(),
         }
@@ -165,7 +174,13 @@ impl ModelPlan {
 
 /// Supported architecture names, for messages.
 pub fn architectures() -> Vec<&'static str> {
-    FAMILIES.iter().flat_map(|f| f.architectures.iter().copied()).collect()
+    FAMILIES.iter().flat_map(|f| f.architectures).chain(bert::ARCHITECTURES).copied().collect()
+}
+
+/// Whether a `config.json` is that of an embedding model.
+pub fn is_embedding(config: &serde_json::Value) -> bool {
+    let named = Config(config).get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str());
+    named.is_some_and(|name| bert::ARCHITECTURES.contains(&name))
 }
 
 /// Reads the configuration of a checkpoint and maps its tensors; every tensor must be accounted for.
@@ -177,6 +192,9 @@ fn read(checkpoint: &Checkpoint) -> Result<ModelPlan> {
     let config = Config(&checkpoint.config);
     let named = config.get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str());
     let architecture = named.ok_or_else(|| Error::unsupported("config.json names no architecture (key architectures)"))?;
+    if bert::ARCHITECTURES.contains(&architecture) {
+        return bert::plan(checkpoint);
+    }
     let family = FAMILIES.iter().find(|f| f.architectures.contains(&architecture)).ok_or_else(|| {
         Error::unsupported(format!("architecture {architecture} is not supported (supported: {})", architectures().join(", ")))
     })?;
@@ -195,7 +213,7 @@ fn read(checkpoint: &Checkpoint) -> Result<ModelPlan> {
     spec.tied = !has_head;
     spec.check()?;
     let tensors = family.tensors(&spec, checkpoint)?;
-    Ok(ModelPlan { family: family.name, spec, tensors, warnings })
+    Ok(ModelPlan { family: family.name, spec: Spec::Decoder(spec), tensors, warnings })
 }
 
 impl Family {
@@ -352,7 +370,7 @@ impl Family {
         if !spec.tied {
             add("head".into(), Role::Head, &["lm_head.weight".into()], spec.vocab, spec.dim, 0.0);
         }
-        check_sources(&list, checkpoint)?;
+        check_sources(&list, checkpoint, &[])?;
         Ok(list)
     }
 }
@@ -371,8 +389,8 @@ fn without_rope(config: Config, count: usize) -> Result<Vec<bool>> {
     }
 }
 
-/// Shapes must be what the plan expects, and no tensor may be left over.
-fn check_sources(plan: &[TensorPlan], checkpoint: &Checkpoint) -> Result<()> {
+/// Shapes must be what the plan expects, and no tensor but `unused` ones may be left over.
+pub(super) fn check_sources(plan: &[TensorPlan], checkpoint: &Checkpoint, unused: &[&str]) -> Result<()> {
     let mut used = std::collections::BTreeSet::new();
     for tensor in plan {
         let (mut rows, single) = (0, tensor.role == Role::Vector);
@@ -394,7 +412,7 @@ fn check_sources(plan: &[TensorPlan], checkpoint: &Checkpoint) -> Result<()> {
             )));
         }
     }
-    match checkpoint.tensors.keys().find(|name| !used.contains(name.as_str())) {
+    match checkpoint.tensors.keys().find(|name| !used.contains(name.as_str()) && !unused.contains(&name.as_str())) {
         Some(name) => Err(Error::unsupported(format!("tensor {name} has no place in this architecture"))
             .with_hint("the checkpoint has parts that this version does not know; refusing to drop them")),
         None => Ok(()),

@@ -1,5 +1,6 @@
 //! What a network is: specification, import of foreign checkpoints, conversion, bundles.
 
+mod bert;
 pub mod bundle;
 pub mod calibrate;
 mod choice;
@@ -16,6 +17,7 @@ mod source;
 pub mod spec;
 pub(crate) mod staging;
 mod survey;
+pub mod text_encoder;
 mod usage;
 mod work;
 

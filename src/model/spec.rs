@@ -1,8 +1,154 @@
-//! What a decoder-only network is: sizes and rules, no weights, no family names.
+//! What a network is: sizes and rules, no weights, no family names.
 
 use crate::error::{Error, Result};
 use crate::kernels::elementwise::Act;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// A network of any kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Spec {
+    /// Continues a text.
+    Decoder(Decoder),
+    /// Turns a text into a vector.
+    Encoder(Encoder),
+}
+
+/// An encoder says `"kind": "encoder"`; what says nothing is a decoder.
+impl<'de> Deserialize<'de> for Spec {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(from)?;
+        match value.get("kind").map(|kind| kind.as_str().unwrap_or_default()) {
+            None => Decoder::deserialize(value).map(Spec::Decoder).map_err(D::Error::custom),
+            Some("encoder") => Encoder::deserialize(value).map(Spec::Encoder).map_err(D::Error::custom),
+            Some(other) => Err(D::Error::custom(format!("a network of the kind {other:?} (supported: encoder)"))),
+        }
+    }
+}
+
+impl Spec {
+    /// Checks sizes, so that everything built from the spec can multiply them without care.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Spec::Decoder(spec) => spec.check(),
+            Spec::Encoder(spec) => spec.check(),
+        }
+    }
+
+    /// Width of the residual stream.
+    pub fn dim(&self) -> usize {
+        match self {
+            Spec::Decoder(spec) => spec.dim,
+            Spec::Encoder(spec) => spec.dim,
+        }
+    }
+
+    /// Rows of the embedding table; token ids are below this.
+    pub fn vocab(&self) -> usize {
+        match self {
+            Spec::Decoder(spec) => spec.vocab,
+            Spec::Encoder(spec) => spec.vocab,
+        }
+    }
+
+    /// Tokens that the model was made for.
+    pub fn max_context(&self) -> usize {
+        match self {
+            Spec::Decoder(spec) => spec.max_context,
+            Spec::Encoder(spec) => spec.max_tokens,
+        }
+    }
+
+    pub fn layers(&self) -> usize {
+        match self {
+            Spec::Decoder(spec) => spec.layers.len(),
+            Spec::Encoder(spec) => spec.layers,
+        }
+    }
+
+    /// Whether the embedding table is also the output head.
+    pub fn tied(&self) -> bool {
+        matches!(self, Spec::Decoder(spec) if spec.tied)
+    }
+
+    pub fn decoder(&self) -> Option<&Decoder> {
+        match self {
+            Spec::Decoder(spec) => Some(spec),
+            Spec::Encoder(_) => None,
+        }
+    }
+}
+
+/// Always written as `encoder`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EncoderKind {
+    #[default]
+    Encoder,
+}
+
+/// A bidirectional transformer with learned positions, norms of mean and variance after each addition, and plain MLPs
+/// (BERT, Devlin et al., <https://arxiv.org/abs/1810.04805>), whose last hidden states become one vector a text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Encoder {
+    pub kind: EncoderKind,
+    /// Width of the residual stream and of the result.
+    pub dim: usize,
+    /// Rows of the embedding table; token ids are below this.
+    pub vocab: usize,
+    /// Added to the variance in every norm.
+    pub norm_eps: f32,
+    /// Rows of the table of positions.
+    pub positions: usize,
+    /// Rows of the table of token types, of which the first is used.
+    pub types: usize,
+    /// Tokens that are kept of a text, special tokens included.
+    pub max_tokens: usize,
+    pub layers: usize,
+    pub heads: usize,
+    /// Width of the MLPs.
+    pub hidden: usize,
+    pub act: Act,
+    pub pooling: Pooling,
+    /// Whether vectors are scaled to length 1.
+    pub normalize: bool,
+}
+
+/// How the hidden states of a text become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// That of the first token.
+    First,
+}
+
+impl Encoder {
+    fn check(&self) -> Result<()> {
+        let sizes = [
+            ("dim", self.dim),
+            ("vocab", self.vocab),
+            ("positions", self.positions),
+            ("types", self.types),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("hidden", self.hidden),
+        ];
+        sizes_fit(&sizes)?;
+        if !self.dim.is_multiple_of(self.heads) {
+            return Err(Error::unsupported(format!("a width of {} does not divide into {} heads", self.dim, self.heads)));
+        }
+        if !(1..=self.positions).contains(&self.max_tokens) {
+            return Err(Error::unsupported(format!("texts of {} tokens with {} positions", self.max_tokens, self.positions)));
+        }
+        if !self.norm_eps.is_finite() || self.norm_eps < 0.0 {
+            return Err(Error::unsupported("norm_eps must be a positive number"));
+        }
+        Ok(())
+    }
+}
 
 /// A decoder-only transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -91,6 +237,13 @@ pub enum Mlp {
 /// Upper bound on every size in a spec; far above any real model, low enough that products cannot overflow.
 const SIZE_LIMIT: usize = 1 << 24;
 
+fn sizes_fit(sizes: &[(&str, usize)]) -> Result<()> {
+    match sizes.iter().find(|(_, size)| !(1..=SIZE_LIMIT).contains(size)) {
+        Some((name, size)) => Err(Error::unsupported(format!("{name} of {size} (1 to {SIZE_LIMIT} are supported)"))),
+        None => Ok(()),
+    }
+}
+
 impl Decoder {
     /// Checks sizes, so that everything built from the spec can multiply them without care.
     pub fn check(&self) -> Result<()> {
@@ -124,11 +277,6 @@ impl Decoder {
         if !positive(self.norm_eps) || !positive(self.embed_scale) || self.logit_cap.is_some_and(|c| !positive(c)) {
             return Err(Error::unsupported("norm_eps, embed_scale and logit_cap must be positive numbers"));
         }
-        for (name, size) in sizes {
-            if size == 0 || size > SIZE_LIMIT {
-                return Err(Error::unsupported(format!("{name} of {size} (1 to {SIZE_LIMIT} are supported)")));
-            }
-        }
-        Ok(())
+        sizes_fit(&sizes)
     }
 }

@@ -55,8 +55,8 @@ struct Survey<'a> {
 
 /// The sample texts that are used.
 pub fn sample<'a>(plan: &ModelPlan, texts: &'a [Vec<u32>]) -> Vec<&'a [u32]> {
-    let versions = work::survey_versions(plan.spec.layers.len());
-    let mut room = TOKENS.min(STREAM_BYTES / (versions * plan.spec.dim * 4)).max(64);
+    let versions = work::survey_versions(plan.decoder().layers.len());
+    let mut room = TOKENS.min(STREAM_BYTES / (versions * plan.decoder().dim * 4)).max(64);
     let mut ids: Vec<&[u32]> = Vec::new();
     for text in texts {
         let part = &text[..text.len().min(room)];
@@ -71,7 +71,7 @@ pub fn sample<'a>(plan: &ModelPlan, texts: &'a [Vec<u32>]) -> Vec<&'a [u32]> {
 /// Measures all matrices of a model on sample texts. `each` is told the work as it is done.
 pub fn survey(checkpoint: &Checkpoint, plan: &ModelPlan, texts: &[Vec<u32>], each: Each) -> Result<Found> {
     let (level, pool) = (Level::best(None), Pool::new(Pool::default_threads()));
-    let dim = plan.spec.dim;
+    let dim = plan.decoder().dim;
     let ids = sample(plan, texts);
     let survey = Survey { checkpoint, plan, level, pool, lengths: ids.iter().map(|t| t.len()).collect() };
     let ids: Vec<u32> = ids.concat();
@@ -83,13 +83,13 @@ pub fn survey(checkpoint: &Checkpoint, plan: &ModelPlan, texts: &[Vec<u32>], eac
         let mut stream = vec![0.0; ids.len() * dim];
         for (id, row) in ids.iter().zip(stream.chunks_exact_mut(dim)) {
             weight.row(memory.bytes(), *id as usize, row);
-            row.iter_mut().for_each(|x| *x *= plan.spec.embed_scale);
+            row.iter_mut().for_each(|x| *x *= plan.decoder().embed_scale);
         }
         Ok(stream)
     };
     let mut names = vec![String::new(), "embed".to_owned()];
     let mut streams = vec![embed(BASE)?, embed(PROBE)?];
-    for i in 0..plan.spec.layers.len() {
+    for i in 0..plan.decoder().layers.len() {
         survey.layer(i, &mut names, &mut streams, each)?;
     }
     survey.compare(&names, &streams, each)
@@ -123,7 +123,7 @@ impl Survey<'_> {
         let run = work::survey_run(self.plan, i, self.lengths.iter().sum());
         let graph = |weights: &BTreeMap<&str, Weight>| {
             let missing = |name: &str| Error::unsupported(format!("tensor {name} is missing"));
-            decoder::layer_graph(&self.plan.spec, i, &|name| weights.get(name).cloned().ok_or_else(|| missing(name)))
+            decoder::layer_graph(&self.plan.decoder(), i, &|name| weights.get(name).cloned().ok_or_else(|| missing(name)))
         };
         for tensor in tensors.iter().filter(|t| t.role == Role::Matrix) {
             let probe = self.stored(tensor, PROBE, &mut memory)?;
@@ -150,7 +150,7 @@ impl Survey<'_> {
         let mut out = Vec::with_capacity(x.len());
         let mut rest = x;
         for &tokens in &self.lengths {
-            let (rows, after) = rest.split_at(tokens * self.plan.spec.dim);
+            let (rows, after) = rest.split_at(tokens * self.plan.decoder().dim);
             state.truncate(0);
             let feed = Feed::Rows { rows, tokens };
             plan.execute(Run { weights, feed, state: &mut state, buffers: &mut buffers, pool: &self.pool, profile: None });
@@ -164,19 +164,22 @@ impl Survey<'_> {
     /// rounded head.
     fn compare(&self, names: &[String], streams: &[Vec<f32>], each: Each) -> Result<Found> {
         let mut memory = Memory::default();
-        let table = self.tensor(if self.plan.spec.tied { "embed" } else { "head" })?;
+        let table = self.tensor(if self.plan.decoder().tied { "embed" } else { "head" })?;
         let norm = self.stored(self.tensor("norm")?, BASE, &mut memory)?;
         let heads = [self.stored(table, BASE, &mut memory)?, self.stored(table, PROBE, &mut memory)?];
         let rows = self.scored();
         let output = |head: &Weight, stream: &[f32]| -> Result<Vec<f32>> {
             let find = |name: &str| Ok(if name == "norm" { norm.clone() } else { head.clone() });
-            let graph = decoder::head_graph(&self.plan.spec, &find)?;
+            let graph = decoder::head_graph(&self.plan.decoder(), &find)?;
             let plan = Plan::new(&graph, self.level, OUTPUT_ROWS, self.pool.threads())?;
             let (mut buffers, mut state) = (plan.buffers(), plan.state(OUTPUT_ROWS, CacheFormat::F16));
-            let mut out = Vec::with_capacity(rows.len() * self.plan.spec.vocab);
+            let mut out = Vec::with_capacity(rows.len() * self.plan.decoder().vocab);
             for rows in rows.chunks(OUTPUT_ROWS) {
-                let x: Vec<f32> =
-                    rows.iter().flat_map(|r| &stream[r * self.plan.spec.dim..][..self.plan.spec.dim]).copied().collect();
+                let x: Vec<f32> = rows
+                    .iter()
+                    .flat_map(|r| &stream[r * self.plan.decoder().dim..][..self.plan.decoder().dim])
+                    .copied()
+                    .collect();
                 let (feed, weights) = (Feed::Rows { rows: &x, tokens: rows.len() }, memory.bytes());
                 plan.execute(Run { weights, feed, state: &mut state, buffers: &mut buffers, pool: &self.pool, profile: None });
                 out.extend_from_slice(plan.output(&buffers, 0));
@@ -186,7 +189,7 @@ impl Survey<'_> {
         // Probabilities of the reference, and the mean of the logarithm of each under itself. Sums are taken in
         // order, so that they do not depend on the threads.
         let mut reference = output(&heads[0], &streams[0])?;
-        let vocab = self.plan.spec.vocab;
+        let vocab = self.plan.decoder().vocab;
         let entropy = |row: &mut [f32]| {
             let total = log_sum(row);
             let mut sum = 0.0f64;

@@ -35,14 +35,14 @@ impl Work {
         let mixed = options.bits.uniform().is_none();
         let mut work = Work { original: 0, survey: 0, tensors: Vec::new() };
         let tokens: usize = options.calibration.iter().map(Vec::len).sum();
-        let tied = plan.spec.tied && kept.first().is_some_and(Option::is_none);
+        let tied = plan.spec.tied() && kept.first().is_some_and(Option::is_none);
         if calibrated && (tied || mixed) {
             let tokens = original_texts(&options.calibration).iter().map(Vec::len).sum();
             work.original = plan.tensors.iter().map(|t| original(t, tokens, mixed)).sum::<u64>() + original_head(plan, tokens);
         }
         if calibrated && mixed {
             let tokens = survey::sample(plan, &options.calibration).iter().map(|t| t.len()).sum();
-            let layers = plan.spec.layers.len();
+            let layers = plan.spec.layers();
             let runs = (0..layers).map(|i| survey_run(plan, i, tokens) * survey_versions(i + 1) as u64).sum::<u64>();
             work.survey = runs + survey_output(plan) * survey_versions(layers) as u64;
         }
@@ -57,7 +57,7 @@ impl Work {
                 Role::Head if calibrated => moments(layout, tokens, crossed),
                 _ => 0.0,
             };
-            let feedback = calibrated && kept.is_none() && (tensor.role != Role::Embedding || plan.spec.tied);
+            let feedback = calibrated && kept.is_none() && (tensor.role != Role::Embedding || plan.spec.tied());
             let aims = feedback && crossed && tensor.role != Role::Embedding;
             work.tensors.push((thousands(inputs), thousands(rounding(tensor, layout, feedback, aims))));
         }
@@ -141,7 +141,7 @@ pub fn original(tensor: &TensorPlan, tokens: usize, gains: bool) -> u64 {
 
 /// Moments of the last hidden states.
 pub fn original_head(plan: &ModelPlan, tokens: usize) -> u64 {
-    thousands(moments(CqLayout::new(Format::Tcq4, 1, plan.spec.dim), tokens, false))
+    thousands(moments(CqLayout::new(Format::Tcq4, 1, plan.spec.dim()), tokens, false))
 }
 
 /// Versions of the model that the survey takes through a layer: one a matrix so far, one with a rounded
@@ -159,5 +159,5 @@ pub fn survey_run(plan: &ModelPlan, i: usize, tokens: usize) -> u64 {
 
 /// The output of one version.
 pub fn survey_output(plan: &ModelPlan) -> u64 {
-    thousands((plan.spec.vocab * plan.spec.dim * survey::SCORED) as f64 * QUANTISED)
+    thousands((plan.spec.vocab() * plan.spec.dim() * survey::SCORED) as f64 * QUANTISED)
 }

@@ -63,12 +63,12 @@ pub fn measure(
     terminal: &mut Terminal,
 ) -> Result<Report> {
     let spec = cactus::model::Bundle::read_manifest(path)?.spec;
-    let (lengths, left_out) = Lengths::of(args, spec.max_context)?;
+    let (lengths, left_out) = Lengths::of(args, spec.max_context())?;
     left_out.iter().for_each(|note| terminal.note(note));
     Resident::forget_peak();
     let threads = pinned.as_ref().map(|cpus| cpus.len() as u16).or(args.machine.threads);
     let machine = MachineArgs { threads, ..args.machine.clone() };
-    let options = EngineArgs { machine, context: Some(lengths.context(SHORT).min(spec.max_context)) };
+    let options = EngineArgs { machine, context: Some(lengths.context(SHORT).min(spec.max_context())) };
     let engine = options.load(path)?;
     if let Some(warning) = memory_warning([&engine]) {
         terminal.note(&warning);

@@ -246,8 +246,8 @@ pub fn weight_bytes(engine: &Engine) -> Result<f64> {
     let mut bytes = 0.0;
     for name in manifest.tensors.keys() {
         let weight = engine.bundle.weight(name)?;
-        let one_row = name.starts_with("embed") && !manifest.spec.tied;
-        let rows = if one_row { manifest.spec.vocab.max(1) } else { 1 };
+        let one_row = name.starts_with("embed") && !engine.spec().tied;
+        let rows = if one_row { engine.spec().vocab.max(1) } else { 1 };
         bytes += weight.range.len() as f64 / rows as f64;
     }
     Ok(bytes)
@@ -255,7 +255,7 @@ pub fn weight_bytes(engine: &Engine) -> Result<f64> {
 
 /// Bytes of keys and values that a token reads, on average over `tokens` tokens behind `depth` others.
 pub fn cache_bytes(engine: &Engine, depth: usize, tokens: usize) -> f64 {
-    let layers = &engine.bundle.manifest.spec.layers;
+    let layers = &engine.spec().layers;
     let mut bytes = 0.0;
     for Mixer::Attention { heads, kv_heads, head_dim, window, scale, cap, .. } in layers.iter().map(|layer| layer.mixer.clone()) {
         let shape = AttentionShape { heads, kv_heads, head_dim, scale, cap, window };

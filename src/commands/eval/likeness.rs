@@ -44,7 +44,7 @@ impl Material {
         Ok(match (self.ctx, &self.content) {
             (Some(ctx), _) => ctx,
             (None, Content::Text(_)) => CHUNK,
-            (None, Content::Chats(_)) => DEFAULT_CONTEXT.min(Bundle::read_manifest(bundle)?.spec.max_context),
+            (None, Content::Chats(_)) => DEFAULT_CONTEXT.min(Bundle::read_manifest(bundle)?.spec.max_context()),
         })
     }
 

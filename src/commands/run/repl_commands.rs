@@ -230,7 +230,7 @@ fn describe(engine: &Engine) -> String {
         engine.level(),
         engine.threads(),
         engine.context(),
-        manifest.spec.max_context
+        manifest.spec.max_context()
     )
 }
 

@@ -45,7 +45,7 @@ pub type EachRows<'a> = &'a mut dyn FnMut(&[u32], &[f32]) -> Result<()>;
 impl<'e> Scorer<'e> {
     /// For sequences of at most `longest` tokens.
     pub fn new(engine: &'e Engine, longest: usize) -> Result<Self> {
-        let spec = &engine.bundle.manifest.spec;
+        let spec = engine.spec();
         if longest > spec.max_context {
             return Err(Error::usage(format!("{longest} tokens at once are more than the model's {}", spec.max_context)));
         }

@@ -2,7 +2,7 @@
 //! and the tokenizer (see [`super::folder_tokenizer`]).
 
 use super::safetensors::{self, Tensors, UniqueMap};
-use super::{Checkpoint, folder_tokenizer};
+use super::{Checkpoint, folder_tokenizer, sentence};
 use crate::error::{Error, Kind, Result};
 use ::safetensors::tensor::Dtype;
 use serde::Deserialize;
@@ -29,7 +29,8 @@ pub(super) fn open(dir: &Path) -> Result<Checkpoint> {
     refuse_quantised_config(dir, &config)?;
     let tensors = read_tensors(dir, &weights)?;
     let tokenizer = folder_tokenizer::read(dir)?;
-    Ok(Checkpoint { path: dir.to_path_buf(), config, generation, tokenizer, tensors, norms_include_one: false })
+    let sentence = sentence::read(dir)?;
+    Ok(Checkpoint { path: dir.to_path_buf(), config, generation, tokenizer, tensors, norms_include_one: false, sentence })
 }
 
 /// The JSON object in `path`, or `None` when there is no such file.

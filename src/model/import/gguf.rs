@@ -107,6 +107,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         tokenizer,
         tensors,
         norms_include_one: family.is_gemma(),
+        sentence: Default::default(),
     })
 }
 

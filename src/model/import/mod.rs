@@ -13,10 +13,12 @@ mod gguf_tests;
 mod gguf_tokenizer;
 pub mod official;
 mod safetensors;
+mod sentence;
 mod sentencepiece;
 mod sentencepiece_model;
 
 pub use gguf_blocks::BlockType;
+pub use sentence::SentenceFiles;
 
 use crate::error::{Error, Result};
 use crate::quant::blocks::Block;
@@ -236,6 +238,8 @@ pub struct Checkpoint {
     pub tensors: BTreeMap<String, SourceTensor>,
     /// Gemma-type norms are stored as `w` in Hugging Face checkpoints and as `1 + w` in GGUF.
     pub norms_include_one: bool,
+    /// What an embedding model says about the way from hidden states to vectors.
+    pub sentence: SentenceFiles,
 }
 
 impl Checkpoint {

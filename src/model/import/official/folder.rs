@@ -50,7 +50,9 @@ pub(in crate::model::import) fn open(dir: &Path) -> Result<Checkpoint> {
         tensors.insert(key, tensor);
     }
     let (tokenizer, generation) = tokenizer(dir)?;
-    Ok(Checkpoint { path: dir.to_path_buf(), config: config(dir)?, generation, tokenizer, tensors, norms_include_one: false })
+    let config = config(dir)?;
+    let sentence = Default::default();
+    Ok(Checkpoint { path: dir.to_path_buf(), config, generation, tokenizer, tensors, norms_include_one: false, sentence })
 }
 
 /// What the manifest says about a file.

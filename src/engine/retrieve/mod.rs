@@ -1,0 +1,211 @@
+//! Passages of a folder of files that belong to a question: found by their words and by what they mean, with the lines
+//! they stand in.
+
+mod chunk;
+mod files;
+mod store;
+mod words;
+
+use super::embed::Embedder;
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+use words::Words;
+
+/// Passages of each ranking that count.
+const RANKED: usize = 50;
+/// Constant of reciprocal rank fusion (Cormack et al., 2009, <https://doi.org/10.1145/1571941.1572114>).
+const FUSION: f64 = 60.0;
+/// Passages that are embedded at a time.
+const TOGETHER: usize = 64;
+/// Passages that a question gets when nobody says otherwise.
+pub const TOP: usize = 5;
+
+/// A piece of a file.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Passage {
+    /// Path from the folder, with `/`.
+    pub file: String,
+    /// First and last line, counted from 1.
+    pub first: usize,
+    pub last: usize,
+    pub text: String,
+}
+
+impl Passage {
+    /// `file:first-last`
+    pub fn place(&self) -> String {
+        format!("{}:{}-{}", self.file, self.first, self.last)
+    }
+}
+
+/// A passage that was found.
+#[derive(Clone, Debug)]
+pub struct Hit<'c> {
+    pub passage: &'c Passage,
+    /// Sum of `1 / (60 + rank)` over the rankings that have it.
+    pub score: f64,
+}
+
+/// What counts for a question.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum By {
+    Words,
+    Meaning,
+    #[default]
+    Both,
+}
+
+/// What happened while a folder was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Files with passages.
+    pub files: usize,
+    pub passages: usize,
+    /// Files that were read again.
+    pub changed: usize,
+    /// Files that hold no text.
+    pub binary: usize,
+    /// Files that no person wrote: minified, generated, or of several megabytes.
+    pub unfit: usize,
+    /// Files and folders that could not be read, with the reason.
+    pub unreadable: Vec<String>,
+}
+
+impl Report {
+    /// In words what was left out; empty if nothing was.
+    pub fn skipped(&self) -> String {
+        let counts =
+            [(self.binary, "without text"), (self.unfit, "minified or too large"), (self.unreadable.len(), "unreadable")];
+        let counts: Vec<String> = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+        counts.join(", ")
+    }
+}
+
+/// A folder that was read.
+pub struct Corpus {
+    passages: Vec<Passage>,
+    /// `[passages, dim]`, each of length 1.
+    vectors: Vec<f32>,
+    words: Words,
+}
+
+impl Corpus {
+    /// Reads the folder `dir`. What `index` keeps of an earlier time is used for files that did not change; it is written
+    /// again when something changed. `each` is told how many passages of how many have their vectors.
+    ///
+    /// # Errors
+    /// `NotFound` or `Usage` when `dir` is no folder, holds nothing that can be read, or cannot be listed; `Interrupted`.
+    pub fn open(
+        dir: &Path,
+        index: &Path,
+        embedder: &Embedder,
+        each: &mut dyn FnMut(usize, usize),
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<(Self, Report)> {
+        let mut report = Report::default();
+        let found = files::list(dir, &mut report)?;
+        let key = store::Key::new(dir, embedder)?;
+        let mut kept = store::read(index, &key).unwrap_or_default();
+        let (mut entries, mut waiting) = (Vec::with_capacity(found.len()), Vec::new());
+        let before = kept.len();
+        for file in found {
+            let known = kept.remove(&file.name);
+            let known = match known {
+                Some(known) if known.stamp == file.stamp => Some(known),
+                known => match files::read(&file, &mut report) {
+                    None => None,
+                    Some(text) => {
+                        let hash = store::hash(&text);
+                        match known {
+                            Some(known) if known.hash == hash => Some(store::Entry { stamp: file.stamp, ..known }),
+                            _ => {
+                                report.changed += 1;
+                                let passages = chunk::passages(&file.name, &text, embedder)?;
+                                waiting.push(entries.len());
+                                Some(store::Entry { stamp: file.stamp, hash, passages, vectors: Vec::new() })
+                            }
+                        }
+                    }
+                },
+            };
+            if let Some(entry) = known {
+                entries.push((file.name, entry));
+            }
+        }
+        let texts: Vec<(usize, String)> = waiting
+            .iter()
+            .flat_map(|&at| entries[at].1.passages.iter().map(move |passage| (at, format!("{}\n{}", passage.file, passage.text))))
+            .collect();
+        for (n, some) in texts.chunks(TOGETHER).enumerate() {
+            each(n * TOGETHER, texts.len());
+            let lines: Vec<&str> = some.iter().map(|(_, text)| text.as_str()).collect();
+            for ((at, _), embedding) in some.iter().zip(embedder.embed(&lines, true, stopped)?) {
+                entries[*at].1.vectors.extend(embedding.values);
+            }
+        }
+        each(texts.len(), texts.len());
+        if report.changed > 0 || before != entries.len() {
+            store::write(index, &key, &entries)?;
+        }
+        report.files = entries.iter().filter(|(_, entry)| !entry.passages.is_empty()).count();
+        let (mut passages, mut vectors) = (Vec::new(), Vec::new());
+        for (_, entry) in entries {
+            passages.extend(entry.passages);
+            vectors.extend(entry.vectors);
+        }
+        report.passages = passages.len();
+        if passages.is_empty() {
+            let skipped = report.skipped();
+            let skipped = if skipped.is_empty() { String::new() } else { format!(" ({skipped} skipped)") };
+            return Err(Error::usage(format!("{} holds no text files{skipped}", dir.display())));
+        }
+        let words = Words::new(passages.iter().map(|passage| format!("{} {}", passage.file, passage.text)));
+        Ok((Corpus { passages, vectors, words }, report))
+    }
+
+    /// All passages, in order of their files.
+    pub fn passages(&self) -> &[Passage] {
+        &self.passages
+    }
+
+    /// The passages that belong to `question`, at most `top`, the best one first. `embedder` is the one that the folder was
+    /// read with.
+    pub fn search(&self, question: &str, by: By, top: usize, embedder: &Embedder) -> Result<Vec<Hit<'_>>> {
+        let mut scores = vec![0.0; self.passages.len()];
+        let mut add = |ranking: Vec<usize>| {
+            ranking.into_iter().enumerate().for_each(|(rank, at)| scores[at] += 1.0 / (FUSION + 1.0 + rank as f64));
+        };
+        if by != By::Meaning {
+            add(self.words.rank(question, RANKED));
+        }
+        if by != By::Words {
+            let question = embedder.embed(&[question], true, &|| false)?.remove(0).values;
+            let likeness = |vector: &[f32]| vector.iter().zip(&question).map(|(a, b)| a * b).sum::<f32>();
+            let likeness: Vec<f32> = self.vectors.chunks_exact(question.len()).map(likeness).collect();
+            let mut ranking: Vec<usize> = (0..likeness.len()).collect();
+            ranking.sort_by(|a, b| likeness[*b].total_cmp(&likeness[*a]));
+            ranking.truncate(RANKED);
+            add(ranking);
+        }
+        let mut found: Vec<usize> = (0..scores.len()).filter(|at| scores[*at] > 0.0).collect();
+        found.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        found.truncate(top);
+        Ok(found.into_iter().map(|at| Hit { passage: &self.passages[at], score: scores[at] }).collect())
+    }
+}
+
+/// What a model is told about passages, behind `system` if there is one.
+pub fn system_message(system: Option<&str>, hits: &[Hit]) -> String {
+    let mut text = system.map_or_else(String::new, |system| format!("{system}\n\n"));
+    text += "Answer from these passages of the user's files, and name the mark of those you use, such as [file:1-9]. \
+             If they do not hold the answer, say so.\n";
+    for Hit { passage, .. } in hits {
+        text += &format!("\n[{}]\n{}\n", passage.place(), passage.text.trim_end());
+    }
+    text
+}
+
+/// Name of the index file of a folder and a model.
+pub fn index_name(dir: &Path, embedder: &Embedder) -> Result<PathBuf> {
+    Ok(PathBuf::from(store::Key::new(dir, embedder)?.file_name()))
+}
