@@ -2,6 +2,7 @@
 
 mod display;
 mod editor;
+mod form;
 mod markdown;
 mod repl;
 mod repl_commands;
@@ -22,6 +23,7 @@ use cactus::hub::catalog;
 use cactus::kernels::Topology;
 use clap::builder::TypedValueParser;
 use display::{Display, Shown};
+use form::FormArgs;
 use std::cell::RefCell;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -56,6 +58,8 @@ pub struct Args {
     pub think: Think,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    form: FormArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Keep what was read in FILE, and go on from there in a later call: what a prompt has in common with the last one
@@ -112,7 +116,7 @@ pub struct SamplingArgs {
     #[arg(long, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Ends the answer; may be given several times
-    #[arg(long)]
+    #[arg(long, conflicts_with = "form")]
     pub stop: Vec<String>,
     /// Do not guess tokens from earlier text and check several at once. Answers are the same, but slower where they
     /// repeat what stands before them
@@ -138,7 +142,7 @@ impl SamplingArgs {
             return Err(Error::usage("an empty stop text would end every answer at once"));
         }
         let max_tokens = self.max_tokens.or_else(|| set.whole(Key::MaxTokens).map(|n| n as usize)).unwrap_or(1024);
-        Ok(Request { sampling, max_tokens, stops: self.stop.clone(), ignore_end: false, draft: !self.no_draft })
+        Ok(Request { sampling, max_tokens, stops: self.stop.clone(), draft: !self.no_draft, ..Request::default() })
     }
 }
 
@@ -163,7 +167,7 @@ enum Work {
 }
 
 fn run_work(args: &Args, started: Instant) -> Outcome {
-    let request = args.sampling.request()?;
+    let request = Request { constraint: args.form.constraint()?, ..args.sampling.request()? };
     let work = work(args)?;
     let mut terminal = Terminal::new(args.quiet || args.json).verbose(args.verbose);
     let bundle = args.model.bundle(&mut terminal)?;

@@ -1,7 +1,8 @@
 //! From prompt ids to an answer.
 
 use super::confidence::Confidence;
-use super::draft::Draft;
+use super::constrain::{Constrained, Constraint};
+use super::draft::{Draft, LONGEST};
 use super::sampler::{Sampler, Sampling};
 use super::session::Session;
 use super::stream::TextStream;
@@ -22,19 +23,29 @@ pub struct Request {
     /// Check guesses from the text so far, and of a draft model if the session has one, several at a time, see
     /// [`super::draft`]. The answer is the same.
     pub draft: bool,
+    /// The form of the answer. It alone decides where the answer ends: stop texts do not count, and neither does
+    /// `ignore_end`.
+    pub constraint: Option<Constraint>,
 }
 
 /// The most probable tokens, 1024 at most, guessing ahead.
 impl Default for Request {
     fn default() -> Self {
-        Request { sampling: Sampling::default(), max_tokens: 1024, stops: Vec::new(), ignore_end: false, draft: true }
+        Request {
+            sampling: Sampling::default(),
+            max_tokens: 1024,
+            stops: Vec::new(),
+            ignore_end: false,
+            draft: true,
+            constraint: None,
+        }
     }
 }
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it, or a stop text was met.
+    /// The model ended it, a stop text was met, or its form is complete.
     Stop,
     /// The token limit was reached.
     Length,
@@ -110,7 +121,9 @@ pub fn generate(
         )));
     }
     let mut sampler = Sampler::new(request.sampling.clone());
-    let mut stream = TextStream::new(&engine.tokenizer, request.stops.clone()).showing(tag_ids(&engine.tokenizer));
+    let mut form = request.constraint.as_ref().map(|constraint| Constrained::new(engine, constraint)).transpose()?;
+    let stops = if form.is_none() { request.stops.clone() } else { Vec::new() };
+    let mut stream = TextStream::new(&engine.tokenizer, stops).showing(tag_ids(&engine.tokenizer));
     let mut confidence = Confidence::default();
     let mut recent = prompt.to_vec();
     let mut answer = Answer {
@@ -141,7 +154,8 @@ pub fn generate(
     // Tokens that were run behind the last certain one, how many of them were chosen, and how long it took.
     let (mut guess, mut held, mut seconds): (Vec<u32>, usize, f64) = (Vec::new(), 0, 0.0);
     while answer.ids.len() < request.max_tokens {
-        let choice = sampler.sample(session.logits(held), &recent);
+        let allowed = form.as_mut().map(Constrained::mask).transpose()?;
+        let choice = sampler.sample_among(session.logits(held), &recent, allowed);
         if answer.ids.is_empty() {
             answer.first_token_ms = ms(begin);
         }
@@ -149,7 +163,10 @@ pub fn generate(
         answer.logprobs.push(choice.logprob);
         confidence.add(choice.margin);
         recent.push(choice.id);
-        if !request.ignore_end && engine.tokenizer.eos_ids().contains(&choice.id) {
+        if let Some(form) = &mut form {
+            form.commit(choice.id)?;
+        }
+        if (!request.ignore_end || form.is_some()) && engine.tokenizer.eos_ids().contains(&choice.id) {
             answer.finish = Finish::Stop;
             break;
         }
@@ -158,7 +175,7 @@ pub fn generate(
             on_text(&piece.text);
             answer.text.push_str(&piece.text);
         }
-        if piece.stopped {
+        if piece.stopped || form.as_ref().is_some_and(Constrained::finished) {
             answer.finish = Finish::Stop;
             break;
         }
@@ -191,7 +208,7 @@ pub fn generate(
                 begun => begun?,
             }
         }
-        let mut begin = Instant::now();
+        let (mut begin, mut forced) = (Instant::now(), false);
         if let Some(draft) = &mut draft {
             let mut model = session.draft_model.as_deref_mut();
             if seconds > 0.0 {
@@ -200,11 +217,18 @@ pub fn generate(
             let room = (engine.context() - recent.len()).min(request.max_tokens - answer.ids.len() - 1);
             guess.clear();
             begin = Instant::now();
-            guess.extend_from_slice(draft.guess(&recent, room, model)?);
+            if let Some(form) = &mut form {
+                form.forced(room.min(LONGEST), &mut guess);
+            }
+            forced = !guess.is_empty();
+            if !forced {
+                guess.extend_from_slice(draft.guess(&recent, room, model)?);
+            }
         }
         held = 0;
         session.run_ahead(choice.id, &guess)?;
-        seconds = begin.elapsed().as_secs_f64();
+        // What had to come says nothing about guesses.
+        seconds = if forced { 0.0 } else { begin.elapsed().as_secs_f64() };
     }
     // Guesses that nobody chose are forgotten.
     session.truncate(recent.len() - usize::from(!answer.ids.is_empty()));

@@ -1,6 +1,7 @@
 //! Opening a bundle for use.
 
 use super::chat::ChatTemplate;
+use super::constrain::TokenTrie;
 use super::draft::LONGEST;
 use super::session::Session;
 use super::tokenizer::Tokenizer;
@@ -12,7 +13,7 @@ use crate::model::decoder::{self, Logits};
 use crate::quant::Bits;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 /// Tokens of a prefill run. Larger runs win little and need more memory.
@@ -47,7 +48,7 @@ pub struct LoadOptions {
 /// A loaded model. Immutable; sessions hold what changes.
 pub struct Engine {
     pub bundle: Bundle,
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     pub template: ChatTemplate,
     pub(super) pool: Arc<Pool>,
     /// Many tokens, logits of the last.
@@ -65,6 +66,8 @@ pub struct Engine {
     /// When weights may move again.
     next_move: Mutex<Instant>,
     times: LoadTimes,
+    /// For answers of a given form; made when the first one is asked for.
+    pub(super) trie: OnceLock<Result<TokenTrie, String>>,
 }
 
 /// Where the time of [`Engine::load`] went.
@@ -155,7 +158,7 @@ impl Engine {
             decode,
             check,
             bundle,
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
             template,
             pool,
             level,
@@ -165,6 +168,7 @@ impl Engine {
             decoded: AtomicUsize::new(0),
             next_move: Mutex::new(begin),
             times,
+            trie: OnceLock::new(),
         })
     }
 

@@ -130,7 +130,8 @@ pub enum Part<'a> {
     Answer(&'a str),
 }
 
-/// [`generate`] with the reasoning taken out: the answer's text is the answer only.
+/// [`generate`] with the reasoning taken out: the answer's text is the answer only. A form holds for the answer: where
+/// the prompt ends inside a reasoning block it begins behind that block, else with the first token.
 pub fn generate_parts(
     session: &mut Session,
     prompt: &Prompt,
@@ -147,6 +148,12 @@ pub fn generate_parts(
         }
         on_part(part);
     };
+    let tags = tags(session.engine()).filter(|_| prompt.inside);
+    let formed = request.constraint.clone().zip(tags).map(|(form, tags)| Request {
+        constraint: Some(form.after(tags.close)),
+        ..request.clone()
+    });
+    let request = formed.as_ref().unwrap_or(request);
     let mut answer = generate(session, &prompt.ids, request, &mut |piece| splitter.push(piece, &mut collect), stopped)?;
     answer.unfinished_thinking = splitter.finish(&mut collect);
     answer.text = text;
