@@ -5,6 +5,7 @@
 
 mod benchmark;
 mod cli;
+mod constrain;
 mod convert;
 mod eval;
 mod export;

@@ -5,6 +5,7 @@
 //! (<https://github.com/guidance-ai/llguidance>). What a schema asks for and cannot be promised is refused beforehand.
 
 mod pattern;
+mod recursion;
 pub mod response_format;
 mod schema;
 mod token_trie;
@@ -42,10 +43,9 @@ impl Constraint {
             let fields = if let Value::Object(fields) = part.schema { fields } else { Map::new() };
             let alone = TopLevelGrammar::from_json_schema(schema::with_options(fields));
             if let Err(error) = trial(&alone) {
-                let keyword = part.place.rsplit('/').next().unwrap_or_default();
                 let why = part.wants.map_or_else(|| format!("cannot be promised: {error}"), str::to_owned);
                 let place = if part.place.is_empty() { "its root" } else { &part.place };
-                return Err(Error::usage(format!("schema: `{keyword}` at {place} {why}")));
+                return Err(Error::usage(format!("schema: what stands at {place} {why}")));
             }
         }
         Err(Error::usage(format!("schema: it cannot be promised: {error}")))

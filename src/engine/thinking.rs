@@ -149,10 +149,11 @@ pub fn generate_parts(
         on_part(part);
     };
     let tags = tags(session.engine()).filter(|_| prompt.inside);
-    let formed = request.constraint.clone().zip(tags).map(|(form, tags)| Request {
-        constraint: Some(form.after(tags.close)),
-        ..request.clone()
-    });
+    let formed = request
+        .constraint
+        .clone()
+        .zip(tags)
+        .map(|(form, tags)| Request { constraint: Some(form.after(tags.close)), ..request.clone() });
     let request = formed.as_ref().unwrap_or(request);
     let mut answer = generate(session, &prompt.ids, request, &mut |piece| splitter.push(piece, &mut collect), stopped)?;
     answer.unfinished_thinking = splitter.finish(&mut collect);

@@ -29,6 +29,31 @@ fn byte_level(more: &[&str]) -> TokenTrie {
     TokenTrie::new(&Arc::new(tokenizer), end + 40).unwrap()
 }
 
+/// A tokenizer of whole pieces, a byte each for the rest, as sentencepiece makes them.
+fn byte_fallback(decoder: Value, pieces: &[&str]) -> Arc<Tokenizer> {
+    let mut vocab = Map::new();
+    for (id, piece) in
+        ["<unk>", "</s>"].into_iter().map(str::to_owned).chain((0..256).map(|byte| format!("<0x{byte:02X}>"))).enumerate()
+    {
+        vocab.insert(piece, id.into());
+    }
+    for piece in pieces {
+        vocab.insert((*piece).to_owned(), vocab.len().into());
+    }
+    let special = |id: u32, text: &str| {
+        json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true})
+    };
+    let json = json!({
+        "version": "1.0",
+        "added_tokens": [special(0, "<unk>"), special(1, "</s>")],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "decoder": decoder,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": true, "fuse_unk": true},
+    });
+    Arc::new(Tokenizer::from_text(&json.to_string(), &json!({"eos_token": "</s>"}), None).unwrap())
+}
+
 /// Tokens of one byte each.
 fn bytes() -> &'static TokenTrie {
     static TRIE: OnceLock<TokenTrie> = OnceLock::new();
@@ -85,38 +110,75 @@ fn keywords_mean_what_the_standard_says() {
         (json!({"type": ["string", "null"]}), vec!["\"a\"", "null"], vec!["1", "true"]),
         (json!({"enum": ["a", 1, null, [1, {"b": false}]]}), vec!["\"a\"", "1", "null", "[1,{\"b\":false}]"], vec!["\"b\"", "2"]),
         (json!({"const": {"a": [1.5]}}), vec!["{\"a\": [1.5]}"], vec!["{}", "{\"a\": [1.25]}"]),
-        (json!({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}), vec!["[true]", "[true, false]"],
-            vec!["[]", "[1]", "[true,true,true]"]),
-        (json!({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "items": false}), vec!["[]", "[1]", "[1,2]"],
-            vec!["[2]", "[1,2,3]"]),
-        (json!({"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "items": [{"const": 1}],
-            "allOf": [{"minItems": 1}], "additionalItems": {"const": 2}}), vec!["[1]", "[1,2,2]"], vec!["[]", "[1,1]"]),
-        (json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"],
-            "additionalProperties": false}), vec!["{\"a\":1}", "{\"a\": 1, \"b\": [{}]}"], vec!["{}", "{\"a\":\"\"}", "{\"a\":1,\"c\":1}"]),
-        (json!({"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": {"const": 2}}),
-            vec!["{}", "{\"a\":1,\"b\":2}", "{\"b\":2}"], vec!["{\"a\":2}", "{\"b\":1}", "{\"\\u0061\":2}"]),
-        (json!({"type": "object", "patternProperties": {"^n_": {"type": "number"}}, "additionalProperties": false}),
-            vec!["{}", "{\"n_1\":1}"], vec!["{\"n_1\":\"\"}", "{\"x\":1}"]),
-        (json!({"type": "object", "minProperties": 1, "maxProperties": 2, "additionalProperties": {"const": 1}}),
-            vec!["{\"a\":1}", "{\"a\":1,\"b\":1}"], vec!["{}", "{\"a\":1,\"b\":1,\"c\":1}"]),
+        (
+            json!({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}),
+            vec!["[true]", "[true, false]"],
+            vec!["[]", "[1]", "[true,true,true]"],
+        ),
+        (
+            json!({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "items": false}),
+            vec!["[]", "[1]", "[1,2]"],
+            vec!["[2]", "[1,2,3]"],
+        ),
+        (
+            json!({"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "items": [{"const": 1}],
+            "allOf": [{"minItems": 1}], "additionalItems": {"const": 2}}),
+            vec!["[1]", "[1,2,2]"],
+            vec!["[]", "[1,1]"],
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"],
+            "additionalProperties": false}),
+            vec!["{\"a\":1}", "{\"a\": 1, \"b\": [{}]}"],
+            vec!["{}", "{\"a\":\"\"}", "{\"a\":1,\"c\":1}"],
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": {"const": 2}}),
+            vec!["{}", "{\"a\":1,\"b\":2}", "{\"b\":2}"],
+            vec!["{\"a\":2}", "{\"b\":1}", "{\"\\u0061\":2}"],
+        ),
+        (
+            json!({"type": "object", "patternProperties": {"^n_": {"type": "number"}}, "additionalProperties": false}),
+            vec!["{}", "{\"n_1\":1}"],
+            vec!["{\"n_1\":\"\"}", "{\"x\":1}"],
+        ),
+        (
+            json!({"type": "object", "minProperties": 1, "maxProperties": 2, "additionalProperties": {"const": 1}}),
+            vec!["{\"a\":1}", "{\"a\":1,\"b\":1}"],
+            vec!["{}", "{\"a\":1,\"b\":1,\"c\":1}"],
+        ),
         (json!({"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 1}]}), vec!["5", "\"a\""], vec!["\"ab\"", "null"]),
         (json!({"oneOf": [{"type": "integer"}, {"type": "null"}]}), vec!["5", "null"], vec!["\"\""]),
         (json!({"allOf": [{"minimum": 2}, {"maximum": 3}], "type": "integer"}), vec!["2", "3"], vec!["1", "4"]),
-        (json!({"$defs": {"a/b": {"type": "null"}}, "type": "array", "items": {"$ref": "#/$defs/a~1b"}}), vec!["[null]"], vec!["[1]"]),
+        (
+            json!({"$defs": {"a/b": {"type": "null"}}, "type": "array", "items": {"$ref": "#/$defs/a~1b"}}),
+            vec!["[null]"],
+            vec!["[1]"],
+        ),
         (json!({"$defs": {"é": {"const": 1}}, "$ref": "#/%24defs/%C3%A9"}), vec!["1"], vec!["2"]),
-        (json!({"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"],
-            "additionalProperties": false}), vec!["{\"next\":null}", "{\"next\":{\"next\":null}}"], vec!["{\"next\":{}}"]),
+        (
+            json!({"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"],
+            "additionalProperties": false}),
+            vec!["{\"next\":null}", "{\"next\":{\"next\":null}}"],
+            vec!["{\"next\":{}}"],
+        ),
         // A discriminated union, as pydantic writes it.
-        (json!({"$defs": {
+        (
+            json!({"$defs": {
                 "Cat": {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}},
                     "required": ["kind", "lives"], "additionalProperties": false},
                 "Dog": {"type": "object", "properties": {"kind": {"const": "dog"}}, "required": ["kind"],
                     "additionalProperties": false}},
             "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "discriminator": {"propertyName": "kind"}}),
-            vec!["{\"kind\":\"dog\"}", "{\"kind\":\"cat\",\"lives\":9}"], vec!["{\"kind\":\"cat\"}", "{\"kind\":\"cow\"}"]),
+            vec!["{\"kind\":\"dog\"}", "{\"kind\":\"cat\",\"lives\":9}"],
+            vec!["{\"kind\":\"cat\"}", "{\"kind\":\"cow\"}"],
+        ),
         // Order of keywords.
-        (json!({"additionalProperties": false, "allOf": [{"required": ["a"]}], "properties": {"a": {"const": 1}}, "type": "object"}),
-            vec!["{\"a\":1}"], vec!["{}", "{\"a\":2}", "{\"a\":1,\"b\":1}"]),
+        (
+            json!({"additionalProperties": false, "allOf": [{"required": ["a"]}], "properties": {"a": {"const": 1}}, "type": "object"}),
+            vec!["{\"a\":1}"],
+            vec!["{}", "{\"a\":2}", "{\"a\":1,\"b\":1}"],
+        ),
         (json!(true), vec!["1", "[]", "{\"a\":\"b\"}"], vec!["", "{"]),
         (json!({"title": "anything", "x-guidance": {"lenient": true, "whitespace_flexible": true}}), vec!["[1]"], vec!["[1"]),
     ] {
@@ -128,7 +190,11 @@ fn keywords_mean_what_the_standard_says() {
 #[test]
 fn formats_mean_what_their_standards_say() {
     for (format, good, bad) in [
-        ("date", vec!["2024-02-29", "2000-02-29", "1999-12-31"], vec!["2023-02-29", "1900-02-29", "2024-04-31", "0000-01-01", "24-1-1"]),
+        (
+            "date",
+            vec!["2024-02-29", "2000-02-29", "1999-12-31"],
+            vec!["2023-02-29", "1900-02-29", "2024-04-31", "0000-01-01", "24-1-1"],
+        ),
         ("time", vec!["23:59:59Z", "00:00:00.5+01:30"], vec!["24:00:00Z", "12:00:00", "12:00Z", "23:59:60Z"]),
         ("date-time", vec!["2024-02-29T12:00:00Z"], vec!["2023-02-29T12:00:00Z", "2024-02-29 12:00:00Z", "2024-02-29"]),
         ("email", vec!["a.b+c@example.org"], vec!["a@", "@b", "a..b@example.org", "a@-b.org"]),
@@ -218,12 +284,27 @@ fn p25_what_cannot_be_promised_is_refused_with_its_place() {
             assert!(message.contains(&place) && message.contains(keyword) && !message.contains('\n'), "{schema}: {message}");
         }
     }
-    for schema in [json!(false), json!(3), json!([]), json!({"type": "string", "const": 1}), json!({"type": "integer", "minimum": 3, "maximum": 2})]
-    {
+    // Values that would have to go on for ever.
+    for schema in [
+        json!({"$ref": "#"}),
+        json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "items": {"$ref": "#/$defs/a"}}),
+        json!({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+        json!({"type": "array", "items": {"anyOf": [{"$ref": "#"}]}, "minItems": 1}),
+    ] {
+        let error = Constraint::json_schema(&schema).expect_err(&schema.to_string());
+        assert!(error.kind == Kind::Usage && error.message().contains("no end"), "{schema}: {error}");
+    }
+    for schema in [
+        json!(false),
+        json!(3),
+        json!([]),
+        json!({"type": "string", "const": 1}),
+        json!({"type": "integer", "minimum": 3, "maximum": 2}),
+    ] {
         assert_eq!(Constraint::json_schema(&schema).expect_err(&schema.to_string()).kind, Kind::Usage);
     }
     let mut deep = json!({"type": "string"});
-    (0..5000).for_each(|_| deep = json!({"items": deep.take()}));
+    (0..5000).for_each(|_| deep = Value::Object(Map::from_iter([("items".to_owned(), deep.take())])));
     assert!(Constraint::json_schema(&deep).unwrap_err().message().contains("deep"));
     // Values of `serde_json` are dropped by recursion.
     while let Some(inner) = deep.get_mut("items").map(Value::take) {
@@ -330,7 +411,8 @@ fn the_form_may_begin_behind_a_text() {
 #[test]
 fn forced_text_is_given_as_tokens() {
     let trie = byte_level(&["\"name\"", "name", "{\""]);
-    let schema = json!({"type": "object", "properties": {"name": {"const": "b"}}, "required": ["name"], "additionalProperties": false});
+    let schema =
+        json!({"type": "object", "properties": {"name": {"const": "b"}}, "required": ["name"], "additionalProperties": false});
     let mut form = Constrained::over(&trie, &Constraint::json_schema(&schema).unwrap()).unwrap();
     form.commit(b'{'.into()).unwrap();
     form.commit(b'"'.into()).unwrap();
@@ -353,4 +435,52 @@ fn forbidden_tokens_are_not_taken() {
     let mut form = Constrained::over(bytes(), &Constraint::json_object()).unwrap();
     assert!(form.commit(b'['.into()).is_err());
     assert!(form.mask().is_err());
+}
+
+/// In both kinds of vocabulary the bytes of tokens, put together, are the text that the tokenizer itself decodes.
+#[test]
+fn tokens_have_the_bytes_that_are_decoded() {
+    const PIECES: [&str; 12] = ["{", "}", "\"", ":", "▁", "▁{", "▁a", "é", "▁▁▁", "name", "1", "\n"];
+    let steps = |strip: bool| {
+        let mut steps = vec![
+            json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+        ];
+        steps.extend(strip.then(|| json!({"type": "Strip", "content": " ", "start": 1, "stop": 0})));
+        json!({"type": "Sequence", "decoders": steps})
+    };
+    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": false});
+    for (decoder, drops, bytes) in [(steps(true), true, true), (steps(false), false, true), (metaspace, false, false)] {
+        let tokenizer = byte_fallback(decoder, &PIECES);
+        let width = tokenizer.vocab_len() + 9;
+        let trie = TokenTrie::new(&tokenizer, width).unwrap();
+        assert_eq!(trie.drops_space, drops);
+        // What comes first may lose a space; it is compared behind a token that has none.
+        let first = tokenizer.token_id("{").unwrap();
+        for id in 2..width as u32 {
+            let spelled = tokenizer.token_text(id).unwrap_or_default();
+            if spelled.starts_with("<0x") && (!bytes || spelled.as_str() >= "<0x80>") {
+                continue;
+            }
+            let decoded = tokenizer.decode(&[first, id]);
+            assert_eq!([b"{", trie.bytes(id)].concat(), decoded.as_bytes(), "{id}");
+        }
+        // A character that is no piece is its bytes, and a space in front is refused where it would be lost.
+        let mut form = Constrained::over(&trie, &Constraint::regex(" ?[{ß]").unwrap()).unwrap();
+        let space = tokenizer.token_id("▁{").unwrap();
+        assert_eq!(allows(form.mask().unwrap(), space), !drops);
+        assert!(!allows(form.mask().unwrap(), width as u32 - 1), "a row without a token");
+        if bytes {
+            for byte in "ß".bytes() {
+                let id = tokenizer.token_id(&format!("<0x{byte:02X}>")).unwrap();
+                assert!(allows(form.mask().unwrap(), id));
+                form.commit(id).unwrap();
+            }
+            assert!(form.finished());
+        }
+    }
+    let other = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
+    let error = TokenTrie::new(&byte_fallback(other, &PIECES), 300).map(|_| ()).unwrap_err();
+    assert_eq!(error.kind, Kind::Unsupported);
 }

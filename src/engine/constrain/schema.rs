@@ -5,6 +5,7 @@
 //! [draft 2020-12](https://json-schema.org/draft/2020-12) that are known to be held to, and nothing else.
 
 use super::pattern::{self, FORMATS, Format};
+use super::recursion::endless;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -12,7 +13,7 @@ use std::collections::HashMap;
 /// White space between the parts of a JSON text: one space, or a new line with its indentation.
 const WHITE_SPACE: &str = r" |\n {0,32}|\n\t{1,8}";
 /// Nesting of a schema.
-const DEEPEST: usize = 100;
+const DEEPEST: usize = 64;
 /// Schemas within a schema.
 const MOST: usize = 20_000;
 /// Whole numbers below are exact as 64-bit floats, and no others look like them.
@@ -20,9 +21,28 @@ const EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// Say nothing about which values are valid.
 const ANNOTATIONS: [&str; 22] = [
-    "$schema", "$id", "id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples",
-    "example", "deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema",
-    "discriminator", "externalDocs", "markdownDescription", "propertyOrdering",
+    "$schema",
+    "$id",
+    "id",
+    "$anchor",
+    "$comment",
+    "$defs",
+    "definitions",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "contentMediaType",
+    "contentEncoding",
+    "contentSchema",
+    "discriminator",
+    "externalDocs",
+    "markdownDescription",
+    "propertyOrdering",
 ];
 
 /// A schema that can be held to.
@@ -67,6 +87,10 @@ pub(super) fn check(schema: &Value, explain: bool) -> Result<Checked> {
     while let Some((name, pointer)) = walk.waiting.pop() {
         let target = schema.pointer(&pointer).unwrap_or(&Value::Null);
         definitions.insert(name, walk.schema(&pointer, target, 0)?);
+    }
+    if let Some(name) = endless(&out, &definitions) {
+        let place = walk.names.iter().find(|(_, ours)| **ours == name).map_or("its root", |(pointer, _)| pointer.as_str());
+        return Err(Error::usage(format!("schema: what stands at {place} contains itself, so that a value would have no end")));
     }
     if !definitions.is_empty() {
         for part in walk.parts.iter_mut().flatten() {
@@ -147,7 +171,8 @@ impl Walk<'_> {
                 "allOf" | "anyOf" | "oneOf" => {
                     let list = value.as_array().filter(|list| !list.is_empty()).ok_or_else(|| wrong("a list of schemas"))?;
                     let only = keyword == "oneOf";
-                    let branches = list.iter().enumerate().map(|(i, branch)| self.branch(&format!("{at}/{i}"), branch, only, depth));
+                    let branches =
+                        list.iter().enumerate().map(|(i, branch)| self.branch(&format!("{at}/{i}"), branch, only, depth));
                     let branches = branches.collect::<Result<Vec<Value>>>()?;
                     let wants = only.then_some(
                         "can only be promised where its branches exclude each other by type or by constant texts of a \
@@ -255,7 +280,8 @@ impl Walk<'_> {
         }
         if plain.contains_key("minProperties") || plain.contains_key("maxProperties") {
             let keyword = if plain.contains_key("minProperties") { "minProperties" } else { "maxProperties" };
-            let wants = "can only be promised where all named properties are required, or no others are allowed and the limit is 1";
+            let wants =
+                "can only be promised where all named properties are required, or no others are allowed and the limit is 1";
             self.part(&below(place, keyword), Some(wants), || Value::Object(plain.clone()));
         }
         self.part(place, None, || Value::Object(plain.clone()));
@@ -301,7 +327,8 @@ impl Walk<'_> {
     fn target(&self, place: &str, reference: &Value) -> Result<String> {
         let text = reference.as_str().ok_or_else(|| refuse(place, "$ref", "must be a text"))?;
         let refuse = |why: &str| refuse(place, "$ref", &format!("is {text:?}; {why}"));
-        let fragment = text.strip_prefix('#').ok_or_else(|| refuse("only parts of the same schema (#/...) can be referred to"))?;
+        let fragment =
+            text.strip_prefix('#').ok_or_else(|| refuse("only parts of the same schema (#/...) can be referred to"))?;
         let pointer = percent_decoded(fragment).ok_or_else(|| refuse("that is no JSON pointer"))?;
         if !pointer.is_empty() && !pointer.starts_with('/') {
             return Err(refuse("anchors are not supported, only JSON pointers (#/...)"));
@@ -371,7 +398,9 @@ fn text(text: &str) -> Result<(), String> {
 /// Whether a value can be asked for to the letter.
 fn literal(value: &Value) -> Result<(), String> {
     match value {
-        Value::Number(_) => number(value).map(|_| ()).ok_or_else(|| format!("has {value}, which 64-bit floats do not hold exactly")),
+        Value::Number(_) => {
+            number(value).map(|_| ()).ok_or_else(|| format!("has {value}, which 64-bit floats do not hold exactly"))
+        }
         Value::String(string) => text(string),
         Value::Array(list) => list.iter().try_for_each(literal),
         Value::Object(fields) => fields.iter().try_for_each(|(name, value)| text(name).and_then(|()| literal(value))),
@@ -393,7 +422,3 @@ fn percent_decoded(text: &str) -> Option<String> {
     }
     String::from_utf8(bytes).ok()
 }
-
-#[cfg(test)]
-#[path = "schema_tests.rs"]
-mod tests;

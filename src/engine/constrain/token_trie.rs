@@ -56,7 +56,8 @@ impl TokenTrie {
         }
         ends.iter().for_each(|id| no_end.disallow_token(*id));
         let mut env = Tokens { trie, tokenizer: tokenizer.clone(), canonical: true };
-        env.canonical = ["{\"name\": \"a b\", \"n\": -1}", " a", "{\n  \"x\":[", "\"é\n"].iter().all(|text| env.encode(text).is_some());
+        env.canonical =
+            ["{\"name\": \"a b\", \"n\": -1}", " a", "{\n  \"x\":[", "\"é\n"].iter().all(|text| env.encode(text).is_some());
         let forces = env.canonical;
         let factory = factory(Arc::new(env), forces)?;
         Ok(TokenTrie { factory, spaces, no_end, has_end: !ends.is_empty(), drops_space, forces })
