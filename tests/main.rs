@@ -6,6 +6,7 @@
 mod benchmark;
 mod c_api;
 mod cli;
+mod constrain;
 mod convert;
 mod corpus;
 mod embeddings;

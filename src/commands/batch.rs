@@ -5,6 +5,7 @@ use super::terminal::{self, Terminal};
 use super::{Failure, Outcome};
 use cactus::engine::Request;
 use cactus::engine::chat::{Message, Role};
+use cactus::engine::constrain::response_format;
 use cactus::engine::thinking::Think;
 use cactus::error::{Error, Kind, Result};
 use serde_json::{Map, Value};
@@ -19,7 +20,7 @@ use std::time::Duration;
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// Fields of an input line.
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 14] = [
     "id",
     "prompt",
     "messages",
@@ -33,6 +34,7 @@ const FIELDS: [&str; 13] = [
     "repetition_penalty",
     "seed",
     "stop",
+    "response_format",
 ];
 
 /// One request of a batch.
@@ -109,6 +111,12 @@ impl Item {
             };
             let good = texts.filter(|texts| texts.iter().all(|text| !text.is_empty()));
             request.stops = good.ok_or_else(|| wrong("stop", "a text or a list of texts, none of them empty"))?;
+        }
+        if let Some(format) = field("response_format") {
+            request.constraint = response_format::parse(format)?;
+        }
+        if request.constraint.is_some() && field("stop").is_some() {
+            return Err(Error::usage("`stop` could cut an answer that has a form").with_hint("leave `stop` out"));
         }
         Ok(Item { content, system, think, request })
     }
@@ -391,6 +399,8 @@ mod tests {
             item(json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "stop": "a"})).unwrap();
         assert_eq!(turns.content, Content::Messages(vec![Message::new(Role::User, "Hi")]));
         assert_eq!(turns.request.stops, ["a"]);
+        let formed = item(json!({"prompt": "Hi", "response_format": {"type": "json_object"}})).unwrap();
+        assert!(formed.request.constraint.is_some() && plain.request.constraint.is_none());
     }
 
     #[test]
@@ -408,6 +418,8 @@ mod tests {
             (json!({"prompt": "a", "stop": [""]}), "`stop`"),
             (json!({"prompt": "a", "think": "hard"}), "hard"),
             (json!({"messages": []}), "`messages`"),
+            (json!({"prompt": "a", "response_format": {"type": "xml"}}), "response_format"),
+            (json!({"prompt": "a", "response_format": {"type": "json_object"}, "stop": "b"}), "`stop`"),
             (json!({"messages": [{"role": "king", "content": "a"}]}), "turn 1"),
             (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "image_url"),
             (json!({"messages": system, "system": "b"}), "twice"),

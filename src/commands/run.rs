@@ -2,6 +2,7 @@
 
 mod display;
 mod editor;
+mod form;
 mod markdown;
 mod passages;
 mod repl;
@@ -24,6 +25,7 @@ use cactus::hub::catalog;
 use cactus::kernels::Topology;
 use clap::builder::TypedValueParser;
 use display::{Display, Shown};
+use form::FormArgs;
 use serde_json::json;
 use std::cell::RefCell;
 use std::io::{IsTerminal, Read};
@@ -59,6 +61,8 @@ pub struct Args {
     pub think: Think,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    form: FormArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Keep what was read in FILE, and go on from there in a later call: what a prompt has in common with the last one
@@ -122,7 +126,7 @@ pub struct SamplingArgs {
     #[arg(long, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Ends the answer; may be given several times
-    #[arg(long)]
+    #[arg(long, conflicts_with = "form")]
     pub stop: Vec<String>,
     /// Do not guess tokens from earlier text and check several at once. Answers are the same, but slower where they
     /// repeat what stands before them
@@ -173,7 +177,7 @@ enum Work {
 }
 
 fn run_work(args: &Args, started: Instant) -> Outcome {
-    let request = args.sampling.request()?;
+    let request = Request { constraint: args.form.constraint()?, ..args.sampling.request()? };
     let work = work(args)?;
     let mut terminal = Terminal::new(args.quiet || args.json).verbose(args.verbose);
     let bundle = args.model.bundle(&mut terminal)?;

@@ -1,5 +1,6 @@
 //! From prompt ids to an answer.
 
+use super::constrain::Constraint;
 use super::draft::Draft;
 use super::sampler::Sampling;
 use super::session::Session;
@@ -21,6 +22,9 @@ pub struct Request {
     /// Check guesses from the text so far, and of a draft model if the session has one, several at a time, see
     /// [`super::draft`]. The answer is the same.
     pub draft: bool,
+    /// The form of the answer. It alone decides where the answer ends: stop texts do not count, and neither does
+    /// `ignore_end`.
+    pub constraint: Option<Constraint>,
     /// Record for every token so many of the likeliest ones, see [`super::writing::TokenChoices`].
     pub top_logprobs: Option<usize>,
 }
@@ -34,6 +38,7 @@ impl Default for Request {
             stops: Vec::new(),
             ignore_end: false,
             draft: true,
+            constraint: None,
             top_logprobs: None,
         }
     }
@@ -42,7 +47,7 @@ impl Default for Request {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it, or a stop text was met.
+    /// The model ended it, a stop text was met, or its form is complete.
     Stop,
     /// The token limit was reached.
     Length,
@@ -130,7 +135,7 @@ pub(super) fn write(
     let mut draft = request.draft.then(Draft::default);
     // Tokens that were run behind the last certain one, how many of them were chosen, and how long it took.
     let (mut guess, mut held, mut seconds): (Vec<u32>, usize, f64) = (Vec::new(), 0, 0.0);
-    while let Some(id) = writing.choose(session.logits(held), on_part) {
+    while let Some(id) = writing.choose(session.logits(held), on_part)? {
         if stopped() {
             writing.end(Finish::Interrupted);
             break;
@@ -152,7 +157,7 @@ pub(super) fn write(
                 begun => begun?,
             }
         }
-        let mut begin = Instant::now();
+        let (mut begin, mut forced) = (Instant::now(), false);
         if let Some(draft) = &mut draft {
             let mut model = session.draft_model.as_deref_mut();
             if seconds > 0.0 {
@@ -160,11 +165,15 @@ pub(super) fn write(
             }
             guess.clear();
             begin = Instant::now();
-            guess.extend_from_slice(draft.guess(writing.ids(), writing.room(), model)?);
+            forced = writing.forced(&mut guess);
+            if !forced {
+                guess.extend_from_slice(draft.guess(writing.ids(), writing.room(), model)?);
+            }
         }
         held = 0;
         session.run_ahead(id, &guess)?;
-        seconds = begin.elapsed().as_secs_f64();
+        // What had to come says nothing about guesses.
+        seconds = if forced { 0.0 } else { begin.elapsed().as_secs_f64() };
     }
     // Guesses that nobody chose are forgotten.
     session.truncate(writing.ids().len() - usize::from(writing.tokens() > 0));

@@ -1,6 +1,7 @@
 //! Opening a bundle for use.
 
 use super::chat::ChatTemplate;
+use super::constrain::TokenTrie;
 use super::draft::LONGEST;
 use super::session::Session;
 use super::tokenizer::Tokenizer;
@@ -13,7 +14,7 @@ use crate::model::spec::Decoder;
 use crate::quant::Bits;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 /// Tokens of a prefill run. Larger runs win little and need more memory.
@@ -49,7 +50,7 @@ pub struct LoadOptions {
 pub struct Engine {
     pub bundle: Bundle,
     spec: Decoder,
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     pub template: ChatTemplate,
     pub(super) pool: Arc<Pool>,
     /// Many tokens, logits of the last.
@@ -67,6 +68,8 @@ pub struct Engine {
     /// When weights may move again.
     next_move: Mutex<Instant>,
     times: LoadTimes,
+    /// For answers of a given form; made when the first one is asked for.
+    pub(super) trie: OnceLock<Result<TokenTrie, String>>,
 }
 
 /// Where the time of [`Engine::load`] went.
@@ -158,7 +161,7 @@ impl Engine {
             check,
             bundle,
             spec,
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
             template,
             pool,
             level,
@@ -168,6 +171,7 @@ impl Engine {
             decoded: AtomicUsize::new(0),
             next_move: Mutex::new(begin),
             times,
+            trie: OnceLock::new(),
         })
     }
 

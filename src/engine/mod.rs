@@ -4,6 +4,7 @@ mod bpe;
 pub mod calibration_text;
 pub mod chat;
 pub mod confidence;
+pub mod constrain;
 pub mod conversation;
 pub mod draft;
 mod draft_model;

@@ -110,12 +110,27 @@ impl Sampler {
     /// timeline so far, newest last. NaN counts as impossible, ties go to the lowest id. If nothing is
     /// possible the answer is id 0 with log-probability minus infinity.
     pub fn sample(&mut self, logits: &mut [f32], recent: &[u32]) -> Choice {
+        self.sample_among(logits, recent, None)
+    }
+
+    /// As [`Sampler::sample`], but only among the tokens of `allowed` (bit `id % 32` of word `id / 32`), of which there
+    /// must be one: the first of them where all are impossible. Log-probability and margin are those of the whole
+    /// vocabulary.
+    pub fn sample_among(&mut self, logits: &mut [f32], recent: &[u32], allowed: Option<&[u32]>) -> Choice {
+        let first = allowed.and_then(first_set);
         let Some(raw) = survey(logits) else {
-            return Choice { id: 0, logprob: f32::NEG_INFINITY, margin: f32::INFINITY };
+            return Choice { id: first.unwrap_or(0), logprob: f32::NEG_INFINITY, margin: f32::INFINITY };
         };
         self.lower_said(logits);
         self.penalise(logits, recent);
-        let id = if self.sampling.is_greedy() { argmax(logits) } else { self.draw(logits) };
+        if let Some(allowed) = allowed {
+            forbid_others(logits, allowed);
+        }
+        let id = match first {
+            Some(first) if largest(logits) == f32::NEG_INFINITY => first,
+            _ if self.sampling.is_greedy() => argmax(logits),
+            _ => self.draw(logits),
+        };
         let said = self.said.binary_search_by_key(&id, |said| said.0);
         let logit = match (said, self.recent.binary_search(&id)) {
             (Ok(at), _) => self.said[at].2,
@@ -272,6 +287,28 @@ pub fn likeliest(logits: &mut [f32], count: usize) -> Vec<(u32, f32)> {
         }
     }
     best.iter().map(|&(id, logit)| (id, (f64::from(logit) - raw.log_sum) as f32)).collect()
+}
+
+/// The lowest id of a set.
+fn first_set(set: &[u32]) -> Option<u32> {
+    (0..).zip(set).find(|(_, word)| **word != 0).map(|(at, word)| at * 32 + word.trailing_zeros())
+}
+
+/// Makes all tokens outside a set impossible.
+fn forbid_others(logits: &mut [f32], set: &[u32]) {
+    for (chunk, word) in logits.chunks_mut(32).zip(set.iter().copied().chain(std::iter::repeat(0))) {
+        match word {
+            0 => chunk.fill(f32::NEG_INFINITY),
+            u32::MAX => {}
+            _ => {
+                for (bit, logit) in chunk.iter_mut().enumerate() {
+                    if word >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Summed in f32 within a chunk, in f64 across them.

@@ -271,3 +271,40 @@ fn what_was_said_counts_as_openai_counts_it() {
     assert!(Sampling { presence_penalty: 2.1, ..sampling.clone() }.validate().is_err());
     assert!(Sampling { frequency_penalty: f32::NAN, ..sampling }.validate().is_err());
 }
+
+/// Tokens outside a set never come out, whatever the settings and even where the set is impossible; probability and margin
+/// are those of all tokens.
+#[test]
+fn only_allowed_tokens_are_chosen() {
+    let sets: [&[u32]; 4] = [&[0x8000_0001, 0, 1 << 9], &[0, 0, 1], &[!0, !0, !0, !0], &[0, 0x00ff_0000]];
+    for (round, set) in (0..400u64).zip(sets.iter().cycle()) {
+        let pick = |list: &[f32], by: u64| list[(round / by) as usize % list.len()];
+        let sampling = Sampling {
+            temperature: pick(&[0.0, 1.0, 8.0], 1),
+            top_k: [0, 1, 3][(round / 3) as usize % 3],
+            top_p: pick(&[1.0, 0.4], 2),
+            min_p: pick(&[0.0, 0.5], 5),
+            repetition_penalty: pick(&[1.0, 1.8], 7),
+            seed: round,
+            ..Default::default()
+        };
+        let mut logits = noise(100, round, 6.0);
+        let in_set = |id: u32| set.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+        match round % 10 {
+            8 => (0..).zip(&mut logits).filter(|(id, _)| in_set(*id)).for_each(|(_, logit)| *logit = f32::NEG_INFINITY),
+            9 => logits.fill(f32::NAN),
+            _ => {}
+        }
+        let raw = logits.clone();
+        let recent: Vec<u32> = (0..100).step_by(3).collect();
+        let choice = Sampler::new(sampling.clone()).sample_among(&mut logits, &recent, Some(set));
+        assert!(in_set(choice.id), "{} is not in {set:x?} with {sampling:?}", choice.id);
+        if round % 10 < 8 {
+            let p = softmax(&raw, 1.0)[choice.id as usize];
+            assert!((f64::from(choice.logprob) - p.ln()).abs() < 1e-4, "{} and {}", choice.logprob, p.ln());
+            let mut sorted = raw;
+            sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+            assert_eq!(choice.margin, sorted[0] - sorted[1]);
+        }
+    }
+}

@@ -11,7 +11,7 @@ use super::generate::{Answer, Finish, Request};
 use super::load::Engine;
 use super::thinking::{Part, Splitter};
 use super::writing::{TokenChoices, Writing};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{Batch, Buffers, Feed, Plan, Run, Sequence, State};
 use crate::model::decoder::{self, Logits};
 use std::collections::VecDeque;
@@ -85,6 +85,8 @@ struct Work<'e> {
     /// The token to run next; none while the prompt is being read.
     next: Option<u32>,
     draft: Option<Draft>,
+    /// Why the answer cannot go on.
+    failed: Option<Error>,
     listener: Box<dyn Listener>,
 }
 
@@ -94,7 +96,14 @@ impl Work<'_> {
         let Work { writing, listener, .. } = self;
         let mut choices = Vec::new();
         let mut parts = Vec::new();
-        self.next = writing.choose(logits, &mut |part| parts.push(Said::from(part)));
+        self.next = match writing.choose(logits, &mut |part| parts.push(Said::from(part))) {
+            Ok(next) => next,
+            Err(error) => {
+                self.failed = Some(error);
+                writing.end(Finish::Stop);
+                None
+            }
+        };
         if !parts.is_empty() {
             choices = writing.take_choices();
         }
@@ -103,7 +112,11 @@ impl Work<'_> {
     }
 
     fn finish(self, counters: &Counters) {
-        let Work { mut writing, mut listener, .. } = self;
+        let Work { mut writing, mut listener, failed, .. } = self;
+        if let Some(error) = failed {
+            count(&counters.ended, 1);
+            return listener.done(Err(error), Vec::new());
+        }
         let choices = writing.take_choices();
         let mut none = Vec::new();
         let answer = writing.finish(&mut |part| listener.part(part, &mut none));
@@ -234,7 +247,7 @@ impl<'e> Scheduler<'e> {
             let writing = match begun {
                 Ok(writing) if !prompt.is_empty() => writing,
                 Ok(_) => {
-                    listener.done(Err(crate::error::Error::usage("the prompt is empty")), Vec::new());
+                    listener.done(Err(Error::usage("the prompt is empty")), Vec::new());
                     continue;
                 }
                 Err(error) => {
@@ -249,7 +262,7 @@ impl<'e> Scheduler<'e> {
             let known = beginning(&slot.ids, &prompt);
             slot.truncate(known);
             let draft = request.draft.then(Draft::default);
-            slot.work = Some(Work { writing, prompt, next: None, draft, listener });
+            slot.work = Some(Work { writing, prompt, next: None, draft, failed: None, listener });
             slot.note_reuse(known, self.counters);
         }
     }
@@ -375,9 +388,13 @@ impl<'e> Slot<'e> {
         let (Some(id), Some(draft)) = (work.next, &mut work.draft) else { return };
         let begin = Instant::now();
         let mut ids = [id; LONGEST + 1];
-        let guess = draft.guess(work.writing.ids(), work.writing.room(), None).unwrap_or(&[]);
+        let mut guess = Vec::new();
+        let forced = work.writing.forced(&mut guess);
+        if !forced {
+            guess.extend_from_slice(draft.guess(work.writing.ids(), work.writing.room(), None).unwrap_or(&[]));
+        }
         let guessed = guess.len();
-        ids[1..=guessed].copy_from_slice(guess);
+        ids[1..=guessed].copy_from_slice(&guess);
         let run = Run {
             weights: engine.bundle.bytes(),
             feed: Feed::Ids(&ids[..=guessed]),
@@ -398,7 +415,8 @@ impl<'e> Slot<'e> {
             work.writing.drafted();
             held += 1;
         }
-        if let Some(draft) = &mut work.draft {
+        // What had to come says nothing about guesses.
+        if let Some(draft) = work.draft.as_mut().filter(|_| !forced) {
             draft.learn(held, seconds, None);
         }
         let certain = work.writing.ids().len() - 1;

@@ -130,7 +130,8 @@ pub enum Part<'a> {
     Answer(&'a str),
 }
 
-/// [`generate`](super::generate::generate) with the reasoning taken out: the answer's text is the answer only.
+/// [`generate`](super::generate::generate) with the reasoning taken out: the answer's text is the answer only. A form holds
+/// for the answer: where the prompt ends inside a reasoning block it begins behind that block, else with the first token.
 pub fn generate_parts(
     session: &mut Session,
     prompt: &Prompt,
@@ -174,6 +175,11 @@ impl Splitter {
             (Some(_), false) => Place::Start,
         };
         Splitter { tags, place, held: String::new() }
+    }
+
+    /// What ends the block that the prompt opened, before anything was said.
+    pub(super) fn opened(&self) -> Option<&'static str> {
+        self.tags.filter(|_| self.place == Place::Opened).map(|tags| tags.close)
     }
 
     /// Takes the next piece of text and hands on what can be told.

@@ -203,6 +203,13 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The ids of text in the middle of a text; nothing in it is a control token.
+    pub(super) fn encode_within(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        self.encode_run(text, false, &mut ids)?;
+        Ok(ids)
+    }
+
     /// Leaves one begin-of-text token where there are several, and adds it where it is wanted.
     fn one_bos(&self, ids: &mut Vec<u32>) {
         let Some(bos) = self.bos else { return };

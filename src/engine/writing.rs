@@ -1,6 +1,8 @@
 //! An answer while it is written: from logits to tokens and text, and when it ends.
 
 use super::confidence::Confidence;
+use super::constrain::{Constrained, Constraint};
+use super::draft::LONGEST;
 use super::generate::{Answer, Finish, Request};
 use super::load::Engine;
 use super::sampler::{self, Sampler};
@@ -27,6 +29,7 @@ pub struct Writing<'e> {
     stream: TextStream<'e>,
     splitter: Splitter,
     confidence: Confidence,
+    form: Option<Constrained<'e>>,
     /// Prompt and answer.
     ids: Vec<u32>,
     choices: Vec<TokenChoices>,
@@ -39,8 +42,14 @@ impl<'e> Writing<'e> {
     /// What [`new`](Self::new) would refuse.
     ///
     /// # Errors
-    /// `Usage` when a sampling value is out of range, or the prompt leaves no room for an answer.
+    /// `Usage` when a sampling value is out of range, the prompt leaves no room for an answer, or the form cannot be kept;
+    /// `Unsupported` when this model can keep none.
     pub fn check(engine: &Engine, prompt: &[u32], request: &Request) -> Result<()> {
+        Writing::check_sizes(engine, prompt, request)?;
+        request.constraint.as_ref().map_or(Ok(()), |form| Constrained::new(engine, form).map(drop))
+    }
+
+    fn check_sizes(engine: &Engine, prompt: &[u32], request: &Request) -> Result<()> {
         request.sampling.validate()?;
         if prompt.len() >= engine.context() {
             return Err(Error::usage(format!(
@@ -61,13 +70,20 @@ impl<'e> Writing<'e> {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn new(engine: &'e Engine, prompt: &[u32], request: &Request, splitter: Splitter, begin: Instant) -> Result<Self> {
-        Writing::check(engine, prompt, request)?;
-        let stream = TextStream::new(&engine.tokenizer, request.stops.clone()).showing(tag_ids(&engine.tokenizer));
+        Writing::check_sizes(engine, prompt, request)?;
+        let form = |form: &Constraint| match splitter.opened() {
+            Some(close) => Constrained::new(engine, &form.clone().after(close)),
+            None => Constrained::new(engine, form),
+        };
+        let form = request.constraint.as_ref().map(form).transpose()?;
+        let stops = if form.is_none() { request.stops.clone() } else { Vec::new() };
+        let stream = TextStream::new(&engine.tokenizer, stops).showing(tag_ids(&engine.tokenizer));
         Ok(Writing {
             engine,
             sampler: Sampler::new(request.sampling.clone()),
             stream,
             splitter,
+            form,
             confidence: Confidence::default(),
             ids: prompt.to_vec(),
             choices: Vec::new(),
@@ -131,14 +147,27 @@ impl<'e> Writing<'e> {
         self.ended = true;
     }
 
+    /// Adds to `guess` what must come next, as far as the form alone says so. False if it says nothing.
+    pub fn forced(&mut self, guess: &mut Vec<u32>) -> bool {
+        let room = self.room().min(LONGEST);
+        if let Some(form) = &mut self.form {
+            form.forced(room, guess);
+        }
+        !guess.is_empty()
+    }
+
     /// Chooses the next token from the logits after [`ids`](Self::ids), which are used as work space. Returns the token
     /// to run, or nothing when the answer has ended.
-    pub fn choose(&mut self, logits: &mut [f32], on_part: &mut dyn FnMut(Part)) -> Option<u32> {
+    ///
+    /// # Errors
+    /// `Unsupported` when the form leads to where no token can follow.
+    pub fn choose(&mut self, logits: &mut [f32], on_part: &mut dyn FnMut(Part)) -> Result<Option<u32>> {
         if self.ended {
-            return None;
+            return Ok(None);
         }
         let top = self.request.top_logprobs.map(|count| sampler::likeliest(logits, count));
-        let choice = self.sampler.sample(logits, &self.ids);
+        let allowed = self.form.as_mut().map(Constrained::mask).transpose()?;
+        let choice = self.sampler.sample_among(logits, &self.ids, allowed);
         if self.answer.ids.is_empty() {
             self.answer.first_token_ms = self.elapsed_ms();
         }
@@ -147,20 +176,23 @@ impl<'e> Writing<'e> {
         self.choices.extend(top.map(|top| TokenChoices { id: choice.id, logprob: choice.logprob, top }));
         self.confidence.add(choice.margin);
         self.ids.push(choice.id);
-        if !self.request.ignore_end && self.engine.tokenizer.eos_ids().contains(&choice.id) {
+        if let Some(form) = &mut self.form {
+            form.commit(choice.id)?;
+        }
+        if (!self.request.ignore_end || self.form.is_some()) && self.engine.tokenizer.eos_ids().contains(&choice.id) {
             self.end(Finish::Stop);
-            return None;
+            return Ok(None);
         }
         let piece = self.stream.push(choice.id);
         self.say(&piece.text, on_part);
-        if piece.stopped {
+        if piece.stopped || self.form.as_ref().is_some_and(Constrained::finished) {
             self.end(Finish::Stop);
         } else if self.tokens() == self.request.max_tokens {
             self.end(Finish::Length);
         } else if self.ids.len() > self.engine.context() {
             self.end(Finish::Context);
         }
-        (!self.ended).then_some(choice.id)
+        Ok((!self.ended).then_some(choice.id))
     }
 
     fn say(&mut self, text: &str, on_part: &mut dyn FnMut(Part)) {

@@ -1,0 +1,263 @@
+//! Answers of a given form: JSON of a schema, a regular expression, a grammar.
+//!
+//! Before every token the grammar says which tokens may come; the sampler chooses among those, so an answer that was
+//! not cut short has the form whatever the model would rather say. The grammars are run by `llguidance`
+//! (<https://github.com/guidance-ai/llguidance>). What a schema asks for and cannot be promised is refused beforehand.
+
+mod pattern;
+mod recursion;
+pub mod response_format;
+mod schema;
+mod token_trie;
+
+use super::load::Engine;
+use crate::error::{Error, Kind, Result};
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, SimpleVob};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Map, Value, json};
+use std::sync::{Arc, OnceLock};
+pub(super) use token_trie::TokenTrie;
+
+/// The form of an answer.
+#[derive(Clone, Debug)]
+pub struct Constraint {
+    grammar: Arc<TopLevelGrammar>,
+    /// The answer is one JSON value and ends with it.
+    json: bool,
+    /// Text up to which the answer is free.
+    after: Option<String>,
+}
+
+impl Constraint {
+    /// JSON that a schema allows.
+    ///
+    /// # Errors
+    /// `Usage` for what cannot be promised, with the keyword and its JSON pointer.
+    pub fn json_schema(schema: &Value) -> Result<Self> {
+        let checked = schema::check(schema, false)?;
+        let constraint = Constraint::json(checked.schema);
+        let Err(error) = trial(&constraint.grammar) else { return Ok(constraint) };
+        // The library names no place; a part that fails alone is it.
+        for part in schema::check(schema, true)?.parts {
+            let fields = if let Value::Object(fields) = part.schema { fields } else { Map::new() };
+            let alone = TopLevelGrammar::from_json_schema(schema::with_options(fields));
+            if let Err(error) = trial(&alone) {
+                let why = part.wants.map_or_else(|| format!("cannot be promised: {error}"), str::to_owned);
+                let place = if part.place.is_empty() { "its root" } else { &part.place };
+                return Err(Error::usage(format!("schema: what stands at {place} {why}")));
+            }
+        }
+        Err(Error::usage(format!("schema: it cannot be promised: {error}")))
+    }
+
+    /// Any JSON object.
+    pub fn json_object() -> Self {
+        let object = Map::from_iter([("type".to_owned(), json!("object"))]);
+        Constraint::json(schema::with_options(object))
+    }
+
+    /// Any JSON value: also a list, text, number, true, false or null.
+    pub fn json_value() -> Self {
+        Constraint::json(schema::with_options(Map::new()))
+    }
+
+    fn json(schema: Value) -> Self {
+        Constraint { grammar: Arc::new(TopLevelGrammar::from_json_schema(schema)), json: true, after: None }
+    }
+
+    /// Text that a regular expression matches as a whole, in the syntax of the
+    /// [`regex`](https://docs.rs/regex/latest/regex/#syntax) crate, without look-around and anchors.
+    ///
+    /// # Errors
+    /// `Usage` when it cannot be read.
+    pub fn regex(pattern: &str) -> Result<Self> {
+        // It is the whole text that must match, so anchors around it say nothing.
+        let inner = pattern.strip_prefix('^').unwrap_or(pattern);
+        let escaped = inner.len() - inner.trim_end_matches('$').trim_end_matches('\\').len();
+        let inner = inner.strip_suffix('$').filter(|_| escaped % 2 == 1).unwrap_or(inner);
+        let grammar = TopLevelGrammar::from_regex(inner);
+        trial(&grammar).map_err(|e| Error::usage(format!("regular expression: {e}")))?;
+        Ok(Constraint { grammar: Arc::new(grammar), json: false, after: None })
+    }
+
+    /// Text of a [Lark grammar](https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md) whose first rule is
+    /// `start`. Schemas in it (`%json {...}`) are held to as those of [`Constraint::json_schema`]. Special tokens are
+    /// written `<|name|>`; whether the model has them is known only when an answer begins.
+    ///
+    /// # Errors
+    /// `Usage` for a schema that cannot be promised.
+    pub fn lark(grammar: &str) -> Result<Self> {
+        let grammar = TopLevelGrammar::from_lark(with_checked_schemas(grammar)?);
+        Ok(Constraint { grammar: Arc::new(grammar), json: false, after: None })
+    }
+
+    /// The form begins behind the first `text`; up to there the answer is free, and cannot end.
+    #[must_use]
+    pub fn after(self, text: &str) -> Self {
+        Constraint { after: Some(text.to_owned()).filter(|text| !text.is_empty()), ..self }
+    }
+}
+
+/// A Lark grammar with its schemas written anew.
+fn with_checked_schemas(grammar: &str) -> Result<String> {
+    const MARK: &str = "%json";
+    let (mut out, mut rest) = (String::with_capacity(grammar.len()), grammar);
+    while let Some(at) = rest.find(MARK) {
+        let (before, after) = rest.split_at(at + MARK.len());
+        out.push_str(before);
+        rest = after;
+        if !after.trim_start().starts_with('{') {
+            continue;
+        }
+        let mut values = serde_json::Deserializer::from_str(after).into_iter::<Value>();
+        let schema = match values.next() {
+            Some(Ok(schema)) => schema,
+            Some(Err(e)) => return Err(Error::usage(format!("grammar: the schema behind `%json` is no JSON: {e}"))),
+            None => continue,
+        };
+        Constraint::json_schema(&schema).map_err(|e| e.context("grammar"))?;
+        out.push(' ');
+        out.push_str(&schema::check(&schema, false)?.schema.to_string());
+        rest = &after[values.byte_offset()..];
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+/// Whether the library takes a grammar; tokens of one byte suffice to know.
+fn trial(grammar: &TopLevelGrammar) -> Result<(), String> {
+    static FACTORY: OnceLock<Result<ParserFactory, String>> = OnceLock::new();
+    let make = || token_trie::factory(ApproximateTokEnv::single_byte_env(), false).map_err(|e| e.to_string());
+    let factory = FACTORY.get_or_init(make).as_ref().map_err(Clone::clone)?;
+    let mut matcher = Matcher::new(factory.create_parser(grammar.clone()));
+    match matcher.get_error() {
+        Some(error) => Err(one_line(&error)),
+        None => matcher.compute_mask().map(|_| ()).map_err(|e| format!("nothing can match ({})", one_line(&e.to_string()))),
+    }
+}
+
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('<'));
+    let mut line = lines.take(2).collect::<Vec<_>>().join("; ");
+    if line.len() > 300 {
+        let end = (0..=300).rev().find(|at| line.is_char_boundary(*at)).unwrap_or(0);
+        line.truncate(end);
+        line.push_str("...");
+    }
+    line
+}
+
+/// An answer that grows within a form.
+pub struct Constrained<'e> {
+    trie: &'e TokenTrie,
+    matcher: Matcher,
+    json: bool,
+    /// What the form waits for, and the end of the text so far.
+    waiting: Option<(Vec<u8>, Vec<u8>)>,
+    mask: Option<SimpleVob>,
+    /// The first token that the form is about.
+    first: bool,
+    /// The last byte so far.
+    last: u8,
+    finished: bool,
+}
+
+impl<'e> Constrained<'e> {
+    /// The first call for an engine takes as long as a few hundred tokens.
+    ///
+    /// # Errors
+    /// `Usage` for a grammar that cannot be used, `Unsupported` for a tokenizer that cannot.
+    pub fn new(engine: &'e Engine, constraint: &Constraint) -> Result<Self> {
+        Constrained::over(engine.token_trie()?, constraint)
+    }
+
+    fn over(trie: &'e TokenTrie, constraint: &Constraint) -> Result<Self> {
+        let matcher = trie.matcher((*constraint.grammar).clone());
+        if let Some(error) = matcher.get_error() {
+            return Err(Error::usage(format!("grammar: {}", one_line(&error))));
+        }
+        Ok(Constrained {
+            trie,
+            matcher,
+            json: constraint.json,
+            waiting: constraint.after.as_ref().map(|text| (text.as_bytes().to_vec(), Vec::new())),
+            mask: None,
+            first: true,
+            last: 0,
+            finished: false,
+        })
+    }
+
+    /// Which tokens may come next: bit `id % 32` of word `id / 32`.
+    ///
+    /// # Errors
+    /// `Unsupported` when the grammar becomes too complex, or leads to where no token can follow.
+    pub fn mask(&mut self) -> Result<&[u32]> {
+        if self.waiting.is_some() {
+            return Ok(self.trie.no_end.as_slice());
+        }
+        let mut mask = self.matcher.compute_mask().map_err(|e| lost(&e.to_string()))?;
+        // White space behind the value of an answer has no end; what is taken away from its beginning cannot count.
+        let at_end = self.json && self.trie.has_end && !self.first && self.matcher.is_accepting().unwrap_or(false);
+        if at_end || (self.first && self.trie.drops_space) {
+            mask.sub(&self.trie.spaces);
+        }
+        if mask.is_zero() {
+            return Err(lost("no token of this model can come next"));
+        }
+        Ok(self.mask.insert(mask).as_slice())
+    }
+
+    /// Takes the token that was chosen.
+    ///
+    /// # Errors
+    /// `Unsupported` for one that [`mask`](Self::mask) forbids.
+    pub fn commit(&mut self, id: u32) -> Result<()> {
+        let bytes = self.trie.bytes(id);
+        if let Some((text, seen)) = &mut self.waiting {
+            seen.extend_from_slice(bytes);
+            if seen.windows(text.len()).any(|part| part == text.as_slice()) {
+                self.waiting = None;
+            } else {
+                seen.drain(..seen.len().saturating_sub(text.len()));
+            }
+            return Ok(());
+        }
+        self.first = false;
+        self.last = bytes.last().copied().unwrap_or(self.last);
+        self.matcher.consume_token(id).map_err(|e| lost(&e.to_string()))?;
+        // A number may go on; everything else in JSON shows its end.
+        let closed = !self.trie.has_end || (self.json && !self.last.is_ascii_digit());
+        self.finished = self.matcher.is_stopped() || (closed && self.matcher.is_accepting().map_err(|e| lost(&e.to_string()))?);
+        Ok(())
+    }
+
+    /// Whether the form is complete and nothing more can come.
+    pub fn finished(&self) -> bool {
+        self.finished
+    }
+
+    /// The tokens that must come next, as far as the form alone says so, `room` at most; added to `ids`.
+    pub fn forced(&mut self, room: usize, ids: &mut Vec<u32>) {
+        if self.trie.forces && self.waiting.is_none() && !self.finished && room > 0 {
+            ids.extend(self.matcher.compute_ff_tokens().into_iter().take(room));
+        }
+    }
+}
+
+fn lost(why: &str) -> Error {
+    Error::new(Kind::Unsupported, format!("the form of the answer cannot be kept up: {}", one_line(why)))
+}
+
+impl Engine {
+    /// The tokens as grammars see them; made by the first call.
+    fn token_trie(&self) -> Result<&TokenTrie> {
+        let make = || TokenTrie::new(&self.tokenizer, self.vocab()).map_err(|e| e.to_string());
+        self.trie.get_or_init(make).as_ref().map_err(|e| Error::unsupported(e.clone()))
+    }
+}
+
+#[cfg(test)]
+#[path = "constrain/form_tests.rs"]
+mod tests;
