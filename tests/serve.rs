@@ -430,3 +430,99 @@ fn an_ending_server_finishes_what_it_began() {
     assert_eq!(server.wait(), Some(0));
     assert!(server.log().contains("stopped"), "{}", server.log());
 }
+
+#[test]
+fn vectors_of_texts() {
+    let home = home("llama-tied");
+    let server = Server::start(&home, "tiny", &[]);
+    let embed = |body: Value| server.post("/v1/embeddings", &body);
+    let reply = embed(json!({"input": ["one two", "three"], "model": "tiny"})).json();
+    let vector = |i: usize| -> Vec<f32> { serde_json::from_value(reply["data"][i]["embedding"].clone()).expect("numbers") };
+    for i in 0..2 {
+        assert_eq!(reply["data"][i]["index"], i);
+        assert!((vector(i).iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-5);
+    }
+    assert_ne!(vector(0), vector(1));
+    assert_eq!(embed(json!({"input": "three"})).json()["data"][0]["embedding"], reply["data"][1]["embedding"]);
+    // As the command makes them.
+    let mut command = home.cactus(["embed", "tiny", "three"]);
+    let line = crate::support::finish(command.current_dir(home.path())).ok();
+    let own: Vec<f32> = serde_json::from_str(&line).expect("numbers");
+    assert!(own.iter().zip(vector(1)).all(|(a, b)| (a - b).abs() < 1e-6));
+    let packed = embed(json!({"input": "three", "encoding_format": "base64"})).json();
+    assert_eq!(packed["data"][0]["embedding"].as_str().map(str::len), Some((vector(1).len() * 4).div_ceil(3) * 4));
+    for (body, param) in [
+        (json!({}), "input"),
+        (json!({"input": []}), "input"),
+        (json!({"input": ""}), "input"),
+        (json!({"input": [1, "x"]}), "input"),
+        (json!({"input": [4_000_000_000u32]}), "input"),
+        (json!({"input": "x ".repeat(5000)}), "input"),
+        (json!({"input": "x", "dimensions": 3}), "dimensions"),
+        (json!({"input": "x", "encoding_format": "hex"}), "encoding_format"),
+        (json!({"input": "x", "model": "other"}), "model"),
+    ] {
+        let reply = embed(body);
+        assert!([400, 404].contains(&reply.status) && reply.json()["error"]["param"] == param, "{}", reply.body);
+    }
+}
+
+/// User report P25: a schema that cannot be promised is refused with its place; what comes with 200 is valid.
+#[test]
+fn p25_schemas_are_kept_or_refused() {
+    let home = home("llama-tied");
+    let server = Server::start(&home, "tiny", &[]);
+    let format =
+        |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});
+    for (schema, part) in [
+        (json!({"type": "string", "pattern": "(?=a)b"}), "/pattern"),
+        (json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}}), "/properties/a/uniqueItems"),
+        (json!({"$ref": "https://example.org/x"}), "$ref"),
+    ] {
+        let reply = server.post(CHAT, &chat("one", format(schema)));
+        let error = &reply.json()["error"];
+        assert_eq!((reply.status, &error["param"]), (400, &json!("response_format")), "{}", reply.body);
+        assert!(error["message"].as_str().is_some_and(|m| m.contains(part)), "{}", reply.body);
+    }
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": 3, "maximum": 7}, "b": {"enum": ["x", "yy"]}},
+        "required": ["a", "b"], "additionalProperties": false});
+    for seed in 0..8 {
+        for stream in [false, true] {
+            let mut body = chat("one", format(schema.clone()));
+            for (name, value) in
+                [("temperature", json!(1)), ("seed", json!(seed)), ("max_tokens", json!(60)), ("stream", json!(stream))]
+            {
+                body[name] = value;
+            }
+            let reply = server.post(CHAT, &body);
+            let text = if stream { joined(&reply.events()) } else { content(&reply) };
+            let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+            assert!(value["a"].as_i64().is_some_and(|a| (3..=7).contains(&a)), "{text}");
+            assert!(value["b"] == "x" || value["b"] == "yy", "{text}");
+        }
+    }
+    let body =
+        json!({"input": "one", "temperature": 1, "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}});
+    let reply = server.post("/v1/responses", &body).json();
+    let text = reply["output"][0]["content"][0]["text"].as_str().expect("a text");
+    assert!(serde_json::from_str::<Value>(text).is_ok_and(|value| value["a"].is_i64()), "{text}");
+}
+
+/// User report P27: an answer in JSON ends with its value.
+#[test]
+fn p27_json_ends_with_its_value() {
+    let home = home("llama-tied");
+    let server = Server::start(&home, "tiny", &[]);
+    for seed in 0..6 {
+        let schema =
+            json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
+        let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+        let body = chat("one", json!({"response_format": format, "temperature": 1.5, "seed": seed, "max_tokens": 200}));
+        let reply = server.post(CHAT, &body);
+        let text = content(&reply);
+        assert!(text.ends_with('}') && text.len() < 80, "{text:?}");
+        assert_eq!(reply.json()["choices"][0]["finish_reason"], "stop");
+    }
+    let body = chat("one", json!({"response_format": {"type": "json_object"}, "temperature": 1, "max_tokens": 3}));
+    assert_eq!(server.post(CHAT, &body).json()["choices"][0]["finish_reason"], "length");
+}

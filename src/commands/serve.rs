@@ -4,6 +4,7 @@ mod access;
 mod ask;
 mod asked;
 mod body;
+mod embeddings;
 mod events;
 mod failure;
 mod listen;
@@ -18,6 +19,7 @@ use super::terminal::Terminal;
 use access::Access;
 use axum::http::StatusCode;
 use cactus::engine::Request;
+use cactus::engine::embed::Embedder;
 use cactus::engine::service::Service;
 use cactus::error::{Error, Kind};
 use std::net::{IpAddr, SocketAddr};
@@ -58,11 +60,23 @@ pub struct Args {
     /// Bytes of a request at most
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     body_limit: usize,
+    /// An embedding model for /v1/embeddings [default: states of the chat model, which tell likeness less well]
+    #[arg(long, value_name = "MODEL")]
+    embedding_model: Option<String>,
     #[command(flatten)]
     engine: EngineArgs,
     /// Only errors
     #[arg(short, long)]
     quiet: bool,
+}
+
+impl Args {
+    fn embedder(&self, terminal: &mut Terminal) -> Result<Option<Embedder<'static>>, Error> {
+        let Some(name) = &self.embedding_model else { return Ok(None) };
+        let model = ModelArgs { model: Some(name.clone()), bits: None };
+        let opened = Embedder::load(&model.bundle(terminal)?, &self.engine.machine.options(None)?);
+        opened.map(Some).map_err(|e| e.context("embedding model"))
+    }
 }
 
 /// What all requests share.
@@ -73,6 +87,7 @@ struct App {
     /// Other names that it goes by.
     names: Vec<String>,
     created: u64,
+    embedder: Option<Embedder<'static>>,
     defaults: Request,
     access: Access,
     body_limit: usize,
@@ -132,6 +147,7 @@ pub fn run(args: &Args) -> Outcome {
     if let Some(warning) = memory_warning([&engine]) {
         terminal.note(&warning);
     }
+    let embedder = args.embedder(&mut terminal)?;
     let source = engine.bundle.manifest.source.name.clone();
     let short = source.rsplit('/').next().unwrap_or(&source).to_owned();
     let names = args.alias.iter().cloned().chain([short, args.model.name().to_owned()]).collect();
@@ -141,6 +157,7 @@ pub fn run(args: &Args) -> Outcome {
         id: source,
         names,
         created: now(),
+        embedder,
         defaults,
         terminal,
         access: Access { key: args.api_key.clone(), origins: args.allow_origin.clone(), hosts: args.allow_host.clone() },

@@ -4,6 +4,7 @@ use super::App;
 use super::events::{Ear, Heard};
 use super::failure::{Failure, Result};
 use axum::http::StatusCode;
+use cactus::engine::constrain::response_format;
 use cactus::engine::fields::Fields;
 use cactus::engine::schedule::Job;
 use cactus::engine::thinking::{self, Prompt, Splitter};
@@ -55,6 +56,10 @@ impl Asked {
         for name in ["max_completion_tokens", "max_output_tokens", "max_tokens"] {
             max_tokens = max_tokens.or(fields.whole(name, 1..=u64::from(u32::MAX))?);
         }
+        let constraint = match fields.get("response_format") {
+            Some(format) => response_format::parse(format).map_err(|e| Failure::from(e).of("response_format"))?,
+            None => None,
+        };
         let usage = fields.get("stream_options").and_then(|options| options.get("include_usage"));
         Ok(Asked {
             request: Request {
@@ -62,6 +67,7 @@ impl Asked {
                 // The end of the context, if nothing else is said.
                 max_tokens: max_tokens.map_or(app.service.engine().context(), |n| n as usize),
                 stops,
+                constraint,
                 ..base.clone()
             },
             count: fields.whole("n", 1..=CHOICES)?.unwrap_or(1) as usize,

@@ -10,6 +10,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use cactus::engine::Answer;
 use cactus::engine::chat::{Message, Role};
+use cactus::engine::constrain::response_format;
 use cactus::engine::fields::Fields;
 use cactus::engine::thinking::Prompt;
 use serde_json::{Map, Value, json};
@@ -43,8 +44,9 @@ fn prepare(app: &App, fields: &Fields) -> Result<(Asked, Prompt, Option<String>)
     }
     fields.unsupported("background", |value| value == false)?;
     fields.unsupported("tools", |value| value.as_array().is_some_and(Vec::is_empty))?;
-    let format = |value: &Value| value.pointer("/format/type").is_none_or(|kind| kind == "text");
-    fields.unsupported("text", format)?;
+    if let Some(format) = fields.get("text").and_then(|text| text.get("format")) {
+        asked.request.constraint = response_format::parse(format).map_err(|e| Failure::from(e).of("text.format"))?;
+    }
     let mut messages = match fields.get("input") {
         Some(Value::String(text)) => ask::user(text),
         Some(Value::Array(_)) => items(fields)?,

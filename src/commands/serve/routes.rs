@@ -1,7 +1,7 @@
 //! Which path leads where, and the short answers: models, health, metrics, the page.
 
 use super::failure::Failure;
-use super::{App, access, ask, responses};
+use super::{App, access, ask, embeddings, responses};
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
@@ -24,6 +24,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*name}", get(model))
         .route("/v1/chat/completions", post(ask::chat))
         .route("/v1/completions", post(ask::text))
+        .route("/v1/embeddings", post(embeddings::answer))
         .route("/v1/responses", post(responses::answer))
         .fallback(|request: Request| async move {
             Failure::new(StatusCode::NOT_FOUND, "not_found", format!("there is nothing at {}", request.uri().path()))
