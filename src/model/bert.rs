@@ -97,7 +97,8 @@ fn tensors(spec: &Encoder) -> Vec<TensorPlan> {
     {
         add(name.to_owned(), Role::Embedding, &[format!("embeddings.{from}_embeddings.weight")], rows, dim);
     }
-    let norm = |add: &mut dyn FnMut(String, Role, &[String], usize, usize), to: String, from: String| {
+    type Add<'a> = dyn FnMut(String, Role, &[String], usize, usize) + 'a;
+    let norm = |add: &mut Add, to: String, from: String| {
         add(to.clone(), Role::Vector, &[format!("{from}.weight")], 1, dim);
         add(format!("{to}.bias"), Role::Vector, &[format!("{from}.bias")], 1, dim);
     };
