@@ -74,6 +74,13 @@ impl Error {
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
+    /// The message with its hint in parentheses, where there is one line only.
+    pub fn in_one_line(&self) -> String {
+        match &self.hint {
+            Some(hint) => format!("{self} (hint: {hint})"),
+            None => self.to_string(),
+        }
+    }
     /// The process exit code for this failure.
     pub fn exit_code(&self) -> u8 {
         match self.kind {

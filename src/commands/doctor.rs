@@ -2,9 +2,9 @@
 
 use super::Outcome;
 use super::machine::{self, Memory, size};
-use super::model_options;
 use super::settings::{Key, Origin, ROWS, Settings};
 use super::terminal;
+use cactus::engine::load;
 use cactus::error::{Error, Result};
 use cactus::hub::cache;
 use cactus::hub::report::{self, Report};
@@ -30,7 +30,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Outcome {
     let settings = Settings::load();
-    let ceiling = model_options::ceiling();
+    let ceiling = load::ceiling();
     let hub = report::report();
     let reached = match (&hub, args.online) {
         (Ok(hub), true) if !hub.offline => Some(hub.reach(HUB_LIMIT).map(|time| time.as_secs_f64() * 1e3)),

@@ -4,11 +4,10 @@ use super::machine::{Memory, size};
 use super::settings::{self, Key};
 use super::terminal::{self, Terminal};
 use cactus::engine::calibration_text::{self, Reader};
-use cactus::engine::{Engine, Footprint, LoadOptions, self_text};
+use cactus::engine::{Engine, Footprint, LoadOptions, load, self_text};
 use cactus::error::{Error, Kind, Result};
 use cactus::graph::CacheFormat;
 use cactus::hub::{self, cache, catalog};
-use cactus::kernels::Level;
 use cactus::model::bundle::Provenance;
 use cactus::model::convert::{self, Options, Report};
 use cactus::model::import::Checkpoint;
@@ -72,6 +71,11 @@ fn cache_format() -> impl clap::builder::TypedValueParser<Value = CacheFormat> {
 }
 
 impl ModelArgs {
+    /// A model that another option names.
+    pub fn named(name: &str) -> Self {
+        ModelArgs { model: Some(name.to_owned()), bits: None }
+    }
+
     /// What was typed or is set, or the starter.
     pub fn name(&self) -> &str {
         self.model.as_deref().or_else(|| settings::current().text(Key::Model)).unwrap_or(catalog::STARTER.repo)
@@ -340,19 +344,11 @@ fn newer(source: &Path, target: &Path) -> bool {
     files.chain([modified(source)]).any(|m| m > made)
 }
 
-/// The ceiling that `CACTUS_CPU` sets.
-pub fn ceiling() -> Result<Option<Level>> {
-    match std::env::var("CACTUS_CPU") {
-        Ok(name) if !name.is_empty() => Level::parse(&name).map(Some).map_err(|e| Error::usage(format!("CACTUS_CPU: {e}"))),
-        _ => Ok(None),
-    }
-}
-
 impl MachineArgs {
-    /// How to run a model for vectors, with so many tokens a text at most.
-    pub fn options(&self, tokens: Option<usize>) -> Result<LoadOptions> {
+    /// How to run a model with so many tokens at most, its weights left where they are.
+    pub fn options(&self, context: Option<usize>) -> Result<LoadOptions> {
         let threads = self.threads.map(usize::from).or_else(|| settings::current().whole(Key::Threads).map(|n| n as usize));
-        Ok(LoadOptions { threads, ceiling: ceiling()?, context: tokens, cache: self.kv, huge_pages: false })
+        Ok(LoadOptions { threads, ceiling: load::ceiling()?, context, cache: self.kv, huge_pages: false })
     }
 }
 
@@ -376,16 +372,13 @@ impl EngineArgs {
         if let Some(memory) = memory {
             fits_at_all("the weights", weights, memory)?;
         }
-        let set = settings::current();
-        let MachineArgs { threads, kv, no_huge_pages } = self.machine;
-        let threads = threads.map(usize::from).or_else(|| set.whole(Key::Threads).map(|n| n as usize));
         let mut context = self.context;
-        if let (None, Some(wanted)) = (context, set.whole(Key::Context)) {
+        if let (None, Some(wanted)) = (context, settings::current().whole(Key::Context)) {
             context = Some((wanted as usize).min(Bundle::read_manifest(path)?.spec.max_context()));
         }
         // The file's pages stay in the page cache for a while.
-        let huge_pages = !no_huge_pages && memory.is_some_and(|memory| weights <= memory.available / 2);
-        let options = LoadOptions { threads, ceiling: ceiling()?, context, cache: kv, huge_pages };
+        let huge_pages = !self.machine.no_huge_pages && memory.is_some_and(|memory| weights <= memory.available / 2);
+        let options = LoadOptions { huge_pages, ..self.machine.options(context)? };
         let engine = open(path, &options)?;
         if let Some(memory) = memory {
             let what = format!("a context of {} tokens", engine.context());

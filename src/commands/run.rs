@@ -16,6 +16,7 @@ use super::stats::Stats;
 use super::terminal::{self, Output, Terminal};
 use super::{Failure, Outcome};
 use cactus::engine::chat::{Message, Role};
+use cactus::engine::response::THRESHOLD;
 use cactus::engine::retrieve::Passage;
 use cactus::engine::sampler::Sampling;
 use cactus::engine::thinking::{Prompt, Think};
@@ -156,9 +157,6 @@ impl SamplingArgs {
     }
 }
 
-/// Threshold that answers are compared with until handoff is configured.
-const THRESHOLD: f64 = 0.7;
-
 pub fn run(args: &Args, started: Instant) -> Outcome {
     match run_work(args, started) {
         Err(Failure::Error(error)) if args.json && args.batch.is_none() && args.output.is_none() => {
@@ -219,8 +217,7 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
 impl Args {
     fn draft_model(&self, engine: &Engine, terminal: &mut Terminal) -> Result<Option<Engine>> {
         let Some(name) = &self.draft_model else { return Ok(None) };
-        let model = ModelArgs { model: Some(name.clone()), bits: None };
-        let small = self.engine.load_beside(&model.bundle(terminal)?, engine);
+        let small = self.engine.load_beside(&ModelArgs::named(name).bundle(terminal)?, engine);
         small.map(Some).map_err(|e| e.context("draft model"))
     }
 

@@ -73,8 +73,7 @@ pub struct Args {
 impl Args {
     fn embedder(&self, terminal: &mut Terminal) -> Result<Option<Embedder<'static>>, Error> {
         let Some(name) = &self.embedding_model else { return Ok(None) };
-        let model = ModelArgs { model: Some(name.clone()), bits: None };
-        let opened = Embedder::load(&model.bundle(terminal)?, &self.engine.machine.options(None)?);
+        let opened = Embedder::load(&ModelArgs::named(name).bundle(terminal)?, &self.engine.machine.options(None)?);
         opened.map(Some).map_err(|e| e.context("embedding model"))
     }
 }

@@ -92,11 +92,7 @@ impl<'e> Embedder<'e> {
 
     /// Values of a vector.
     pub fn dim(&self) -> usize {
-        match &self.model {
-            Model::Encoder { spec, .. } => spec.dim,
-            Model::Chat(engine) => engine.spec().dim,
-            Model::Lent(engine) => engine.spec().dim,
-        }
+        self.bundle().manifest.spec.dim()
     }
 
     /// Tokens that are kept of a text, special tokens included.
@@ -147,20 +143,20 @@ impl<'e> Embedder<'e> {
         }
     }
 
-    /// The vector of a text as token ids, as it is.
+    /// A vector for every text as token ids, as it is. Short texts run together, as in [`embed`](Self::embed).
     ///
     /// # Errors
     /// `Usage` when there are too many ids or one is outside the vocabulary; `Interrupted` when `stopped` says so.
-    pub fn embed_ids(&self, ids: &[u32], stopped: &dyn Fn() -> bool) -> Result<Vec<f32>> {
-        let vocab = self.bundle().manifest.spec.vocab();
-        if ids.len() > self.max_tokens || ids.iter().any(|id| *id as usize >= vocab) {
-            let most = self.max_tokens;
+    pub fn embed_ids(&self, texts: &[Vec<u32>], stopped: &dyn Fn() -> bool) -> Result<Vec<Vec<f32>>> {
+        let (vocab, most) = (self.bundle().manifest.spec.vocab(), self.max_tokens);
+        let wrong = |ids: &&Vec<u32>| ids.len() > most || ids.iter().any(|id| *id as usize >= vocab);
+        if let Some(ids) = texts.iter().find(wrong) {
             return Err(Error::usage(format!("{} ids (at most {most} are taken, all below {vocab})", ids.len())));
         }
-        Ok(self.run(&[(ids.to_vec(), false)], stopped)?.remove(0))
+        self.run(texts, stopped)
     }
 
-    fn run(&self, ids: &[(Vec<u32>, bool)], stopped: &dyn Fn() -> bool) -> Result<Vec<Vec<f32>>> {
+    fn run(&self, ids: &[Vec<u32>], stopped: &dyn Fn() -> bool) -> Result<Vec<Vec<f32>>> {
         match &self.model {
             Model::Encoder { bundle, spec, .. } => self.encode(bundle, spec, ids, stopped),
             Model::Chat(engine) => self.run_chat(engine, ids, stopped),
@@ -174,37 +170,30 @@ impl<'e> Embedder<'e> {
     /// # Errors
     /// `Interrupted` when `stopped` says so.
     pub fn embed(&self, texts: &[&str], normalize: bool, stopped: &dyn Fn() -> bool) -> Result<Vec<Embedding>> {
-        let mut ids = Vec::with_capacity(texts.len());
+        let (mut ids, mut cut) = (Vec::with_capacity(texts.len()), Vec::with_capacity(texts.len()));
         for text in texts {
-            ids.push(self.ids(text)?);
+            let (own, truncated) = self.ids(text)?;
+            ids.push(own);
+            cut.push(truncated);
         }
         let mut vectors = self.run(&ids, stopped)?;
         if normalize {
             vectors.iter_mut().for_each(|vector| to_length_one(vector));
         }
-        let embedding = |(values, (ids, truncated)): (Vec<f32>, &(Vec<u32>, bool))| Embedding {
-            values,
-            tokens: ids.len(),
-            truncated: *truncated,
-        };
-        Ok(vectors.into_iter().zip(&ids).map(embedding).collect())
+        let embedding =
+            |((values, ids), truncated): ((Vec<f32>, &Vec<u32>), bool)| Embedding { values, tokens: ids.len(), truncated };
+        Ok(vectors.into_iter().zip(&ids).zip(cut).map(embedding).collect())
     }
 
-    fn encode(
-        &self,
-        bundle: &Bundle,
-        spec: &Encoder,
-        texts: &[(Vec<u32>, bool)],
-        stopped: &dyn Fn() -> bool,
-    ) -> Result<Vec<Vec<f32>>> {
+    fn encode(&self, bundle: &Bundle, spec: &Encoder, texts: &[Vec<u32>], stopped: &dyn Fn() -> bool) -> Result<Vec<Vec<f32>>> {
         let (mut buffers, mut state) = (self.plan.buffers(), self.plan.state(0, CacheFormat::F16));
         let mut vectors = vec![vec![0.0; spec.dim]; texts.len()];
         let mut next = 0;
         while next < texts.len() {
             let (mut run, mut ids, mut ends) = (Vec::new(), Vec::new(), Vec::new());
-            while next < texts.len() && ids.len() + texts[next].0.len() <= self.plan.max_tokens() {
-                if !texts[next].0.is_empty() {
-                    ids.extend_from_slice(&texts[next].0);
+            while next < texts.len() && ids.len() + texts[next].len() <= self.plan.max_tokens() {
+                if !texts[next].is_empty() {
+                    ids.extend_from_slice(&texts[next]);
                     run.push(next);
                     ends.push(ids.len());
                 }
@@ -237,11 +226,11 @@ impl<'e> Embedder<'e> {
         Ok(vectors)
     }
 
-    fn run_chat(&self, engine: &Engine, texts: &[(Vec<u32>, bool)], stopped: &dyn Fn() -> bool) -> Result<Vec<Vec<f32>>> {
-        let longest = texts.iter().map(|(ids, _)| ids.len()).max().unwrap_or(0);
+    fn run_chat(&self, engine: &Engine, texts: &[Vec<u32>], stopped: &dyn Fn() -> bool) -> Result<Vec<Vec<f32>>> {
+        let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
         let (mut buffers, mut state) = (self.plan.buffers(), self.plan.state(longest, engine.cache_format()));
         let mut vectors = vec![vec![0.0; self.dim()]; texts.len()];
-        for ((ids, _), vector) in texts.iter().zip(&mut vectors) {
+        for (ids, vector) in texts.iter().zip(&mut vectors) {
             state.truncate(0);
             for ids in ids.chunks(self.plan.max_tokens()) {
                 let (weights, feed, pool) = (engine.bundle.bytes(), Feed::Ids(ids), &*self.pool);

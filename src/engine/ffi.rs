@@ -4,8 +4,8 @@
 //! a zero byte; what goes out is written into buffers of the caller, with a zero byte at the end.
 #![allow(unsafe_code)]
 
-use super::handle::{Handle, THRESHOLD};
-use super::response;
+use super::handle::Handle;
+use super::response::{self, THRESHOLD};
 use crate::error::{Error, Kind, Result};
 use serde_json::Value;
 use std::cell::RefCell;
@@ -44,11 +44,7 @@ struct Log {
 unsafe impl Send for Log {}
 
 fn fail(error: &Error) {
-    let text = match error.hint() {
-        Some(hint) => format!("{error} (hint: {hint})"),
-        None => error.to_string(),
-    };
-    let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
+    let text = CString::new(error.in_one_line().replace('\0', "?")).unwrap_or_default();
     if LEVEL.load(Ordering::Relaxed) <= ERROR_LEVEL {
         let log = LOG.lock().unwrap_or_else(|e| e.into_inner());
         let (callback, user) = (log.callback, log.user);

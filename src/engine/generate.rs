@@ -5,7 +5,7 @@ use super::draft::Draft;
 use super::sampler::Sampling;
 use super::session::Session;
 use super::thinking::{Part, Splitter};
-use super::writing::Writing;
+use super::writing::{TokenChoices, Writing};
 use crate::error::{Kind, Result};
 use std::time::Instant;
 
@@ -123,6 +123,7 @@ pub(super) fn write(
     stopped: &dyn Fn() -> bool,
 ) -> Result<Answer> {
     let engine = session.engine();
+    let on_part = &mut |part: Part, _: &mut Vec<TokenChoices>| on_part(part);
     let mut writing = Writing::new(engine, prompt, request, splitter, Instant::now())?;
     match session.feed(prompt, stopped) {
         Ok(fed) => writing.reused(fed.reused),

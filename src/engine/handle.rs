@@ -2,17 +2,17 @@
 //! the fields.
 
 use super::chat::{Message, RenderOptions};
+use super::evaluate::metrics::Softmax;
 use super::fields::{FieldError, Fields};
 use super::generate::{Answer, Request};
-use super::load::{Engine, LoadOptions};
-use super::response;
+use super::load::{self, Engine, LoadOptions};
+use super::response::{self, THRESHOLD};
 use super::sampler::Sampling;
 use super::schedule::{Job, Listener};
 use super::service::Service;
 use super::thinking::{self, Part, Prompt, Splitter};
 use super::writing::TokenChoices;
 use crate::error::{Error, Kind, Result};
-use crate::kernels::Level;
 use crate::model::Bundle;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -20,8 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// Threshold that answers are compared with until handoff is configured.
-pub const THRESHOLD: f64 = 0.7;
 /// Tokens of an answer where nothing is said.
 const MAX_TOKENS: u64 = 100;
 
@@ -70,11 +68,8 @@ impl Handle {
                 Error::not_found(format!("{} is no bundle", path.display())).with_hint("cactus convert MODEL FOLDER makes one")
             );
         }
-        let ceiling = match std::env::var("CACTUS_CPU") {
-            Ok(name) if !name.is_empty() => Some(Level::parse(&name).map_err(|e| Error::usage(format!("CACTUS_CPU: {e}")))?),
-            _ => None,
-        };
-        let engine = Arc::new(Engine::load(path, &LoadOptions { ceiling, ..Default::default() })?);
+        let options = LoadOptions { ceiling: load::ceiling()?, ..Default::default() };
+        let engine = Arc::new(Engine::load(path, &options)?);
         let service = Mutex::new(serve(&engine)?);
         Ok(Handle { engine, service, stop: Arc::default() })
     }
@@ -148,9 +143,7 @@ impl Handle {
         let mut sum = 0.0f64;
         let mut tokens = 0;
         for (row, &id) in logits.chunks_exact(vocab).zip(&seen[1..]).skip((start - first).saturating_sub(1)) {
-            let most = row.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
-            let total: f64 = row.iter().map(|x| f64::from(x - most).exp()).sum();
-            sum += f64::from(row[id as usize] - most) - total.ln();
+            sum += Softmax::of(row).map_or(f64::NAN, |softmax| softmax.log_prob(row[id as usize]));
             tokens += 1;
         }
         Ok(json!({"success": true, "logprob": sum, "tokens": tokens}))

@@ -46,6 +46,17 @@ pub struct LoadOptions {
     pub huge_pages: bool,
 }
 
+/// The ceiling that `CACTUS_CPU` sets.
+///
+/// # Errors
+/// `Usage` when it names no level.
+pub fn ceiling() -> Result<Option<Level>> {
+    match std::env::var("CACTUS_CPU") {
+        Ok(name) if !name.is_empty() => Level::parse(&name).map(Some).map_err(|e| Error::usage(format!("CACTUS_CPU: {e}"))),
+        _ => Ok(None),
+    }
+}
+
 /// A loaded model. Immutable; sessions hold what changes.
 pub struct Engine {
     pub bundle: Bundle,

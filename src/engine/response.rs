@@ -4,6 +4,9 @@ use super::generate::{Answer, Finish};
 use crate::error::Error;
 use serde_json::{Value, json};
 
+/// Threshold that answers are compared with until handoff is configured.
+pub const THRESHOLD: f64 = 0.7;
+
 /// Fields of a completion response, in their documented order.
 pub fn completion(answer: &Answer, threshold: f64) -> Value {
     let interrupted = answer.finish == Finish::Interrupted;
@@ -38,13 +41,9 @@ pub fn completion(answer: &Answer, threshold: f64) -> Value {
 
 /// The same fields for a failure.
 pub fn failure(error: &Error, threshold: f64) -> Value {
-    let text = match error.hint() {
-        Some(hint) => format!("{error} (hint: {hint})"),
-        None => error.to_string(),
-    };
     json!({
         "success": false,
-        "error": text,
+        "error": error.in_one_line(),
         "cloud_handoff": false,
         "cloud_handoff_reason": "kept local",
         "response": null,

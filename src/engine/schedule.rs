@@ -94,9 +94,7 @@ impl Work<'_> {
     /// Takes the logits after everything that was run. True while the answer goes on.
     fn choose(&mut self, logits: &mut [f32]) -> bool {
         let Work { writing, listener, .. } = self;
-        let mut choices = Vec::new();
-        let mut parts = Vec::new();
-        self.next = match writing.choose(logits, &mut |part| parts.push(Said::from(part))) {
+        self.next = match writing.choose(logits, &mut |part, choices| listener.part(part, choices)) {
             Ok(next) => next,
             Err(error) => {
                 self.failed = Some(error);
@@ -104,10 +102,6 @@ impl Work<'_> {
                 None
             }
         };
-        if !parts.is_empty() {
-            choices = writing.take_choices();
-        }
-        parts.iter().for_each(|said| listener.part(said.part(), &mut choices));
         self.next.is_some()
     }
 
@@ -118,32 +112,9 @@ impl Work<'_> {
             return listener.done(Err(error), Vec::new());
         }
         let choices = writing.take_choices();
-        let mut none = Vec::new();
-        let answer = writing.finish(&mut |part| listener.part(part, &mut none));
+        let answer = writing.finish(&mut |part, choices| listener.part(part, choices));
         count(&counters.ended, 1);
         listener.done(Ok(answer), choices);
-    }
-}
-
-/// A [`Part`] with its text.
-enum Said {
-    Thought(String),
-    Answer(String),
-}
-
-impl Said {
-    fn from(part: Part) -> Self {
-        match part {
-            Part::Thought(text) => Said::Thought(text.to_owned()),
-            Part::Answer(text) => Said::Answer(text.to_owned()),
-        }
-    }
-
-    fn part(&self) -> Part<'_> {
-        match self {
-            Said::Thought(text) => Part::Thought(text),
-            Said::Answer(text) => Part::Answer(text),
-        }
     }
 }
 

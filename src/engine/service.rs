@@ -64,18 +64,22 @@ impl Service {
     pub fn start(engine: Arc<Engine>, slots: usize, queue: usize) -> Result<Self> {
         let (sender, receiver) = channel();
         let counters = Arc::new(Counters::default());
-        // What cannot be planned is told here, not on the thread.
-        Scheduler::new(&engine, slots, &counters)?;
+        let (ready, planned) = channel();
         let thread = {
             let (engine, counters) = (engine.clone(), counters.clone());
             let work = move || {
-                if let Ok(mut scheduler) = Scheduler::new(&engine, slots, &counters) {
-                    serve(&mut scheduler, &receiver);
-                }
+                let mut scheduler = match Scheduler::new(&engine, slots, &counters) {
+                    Ok(scheduler) => scheduler,
+                    Err(error) => return drop(ready.send(Err(error))),
+                };
+                drop(ready.send(Ok(())));
+                serve(&mut scheduler, &receiver);
             };
             std::thread::Builder::new().name("engine".to_owned()).spawn(work)
         };
         let thread = thread.map_err(|e| Error::new(Kind::Io, format!("cannot start a thread: {e}")))?;
+        let ended = |_| Error::new(Kind::Io, "the engine's thread ended before it was ready");
+        planned.recv().map_err(ended)??;
         Ok(Service {
             engine,
             counters,

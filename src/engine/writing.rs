@@ -21,6 +21,9 @@ pub struct TokenChoices {
     pub top: Vec<(u32, f32)>,
 }
 
+/// Gets a part of an answer, and what was chosen since somebody took that.
+pub type OnPart<'a> = &'a mut dyn FnMut(Part, &mut Vec<TokenChoices>);
+
 /// One answer being written. Whoever runs the model gives it logits and is told which token to run next.
 pub struct Writing<'e> {
     engine: &'e Engine,
@@ -157,11 +160,11 @@ impl<'e> Writing<'e> {
     }
 
     /// Chooses the next token from the logits after [`ids`](Self::ids), which are used as work space. Returns the token
-    /// to run, or nothing when the answer has ended.
+    /// to run, or nothing when the answer has ended. `on_part` may take what was chosen since it did so last.
     ///
     /// # Errors
     /// `Unsupported` when the form leads to where no token can follow.
-    pub fn choose(&mut self, logits: &mut [f32], on_part: &mut dyn FnMut(Part)) -> Result<Option<u32>> {
+    pub fn choose(&mut self, logits: &mut [f32], on_part: OnPart) -> Result<Option<u32>> {
         if self.ended {
             return Ok(None);
         }
@@ -195,12 +198,12 @@ impl<'e> Writing<'e> {
         Ok((!self.ended).then_some(choice.id))
     }
 
-    fn say(&mut self, text: &str, on_part: &mut dyn FnMut(Part)) {
+    fn say(&mut self, text: &str, on_part: OnPart) {
         if text.is_empty() {
             return;
         }
-        let mut collect = collecting(&mut self.answer, on_part);
-        self.splitter.push(text, &mut collect);
+        let Writing { splitter, answer, choices, .. } = self;
+        splitter.push(text, &mut |part| collect(answer, part, choices, on_part));
     }
 
     fn elapsed_ms(&self) -> f64 {
@@ -208,10 +211,11 @@ impl<'e> Writing<'e> {
     }
 
     /// The answer, after what was held back of its text has been handed on.
-    pub fn finish(mut self, on_part: &mut dyn FnMut(Part)) -> Answer {
+    pub fn finish(mut self, on_part: OnPart) -> Answer {
         let rest = self.stream.finish();
         self.say(&rest, on_part);
-        let unfinished = self.splitter.finish(&mut collecting(&mut self.answer, on_part));
+        let Writing { splitter, answer, choices, .. } = &mut self;
+        let unfinished = splitter.finish(&mut |part| collect(answer, part, choices, on_part));
         self.answer.unfinished_thinking = unfinished;
         self.answer.confidence = self.confidence.value();
         self.answer.total_ms = self.elapsed_ms();
@@ -219,13 +223,11 @@ impl<'e> Writing<'e> {
     }
 }
 
-/// Adds parts to an answer and hands them on.
-fn collecting<'a>(answer: &'a mut Answer, on_part: &'a mut dyn FnMut(Part)) -> impl FnMut(Part) + 'a {
-    move |part| {
-        match part {
-            Part::Thought(piece) => answer.thinking.get_or_insert_default().push_str(piece),
-            Part::Answer(piece) => answer.text.push_str(piece),
-        }
-        on_part(part);
+/// Adds a part to an answer and hands it on.
+fn collect(answer: &mut Answer, part: Part, choices: &mut Vec<TokenChoices>, on_part: OnPart) {
+    match part {
+        Part::Thought(piece) => answer.thinking.get_or_insert_default().push_str(piece),
+        Part::Answer(piece) => answer.text.push_str(piece),
     }
+    on_part(part, choices);
 }

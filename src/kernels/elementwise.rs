@@ -63,12 +63,11 @@ trait Map2<L> {
 }
 
 struct Sum;
-struct SiluGate;
-struct GeluTanhGate;
-struct GeluGate;
 struct Silu;
 struct GeluTanh;
 struct Gelu;
+/// The first element by an activation, times the second.
+struct Gated<A>(A);
 struct Times(f32);
 struct SoftCap(f32);
 
@@ -76,24 +75,6 @@ impl<L: Lanes> Map2<L> for Sum {
     #[inline(always)]
     unsafe fn at(&self, a: L, b: L) -> L {
         unsafe { a.add(b) }
-    }
-}
-impl<L: Lanes> Map2<L> for SiluGate {
-    #[inline(always)]
-    unsafe fn at(&self, a: L, b: L) -> L {
-        unsafe { silu(a).mul(b) }
-    }
-}
-impl<L: Lanes> Map2<L> for GeluTanhGate {
-    #[inline(always)]
-    unsafe fn at(&self, a: L, b: L) -> L {
-        unsafe { gelu_tanh(a).mul(b) }
-    }
-}
-impl<L: Lanes> Map2<L> for GeluGate {
-    #[inline(always)]
-    unsafe fn at(&self, a: L, b: L) -> L {
-        unsafe { gelu(a).mul(b) }
     }
 }
 impl<L: Lanes> Map2<L> for Silu {
@@ -112,6 +93,12 @@ impl<L: Lanes> Map2<L> for Gelu {
     #[inline(always)]
     unsafe fn at(&self, a: L, _: L) -> L {
         unsafe { gelu(a) }
+    }
+}
+impl<L: Lanes, A: Map2<L>> Map2<L> for Gated<A> {
+    #[inline(always)]
+    unsafe fn at(&self, a: L, b: L) -> L {
+        unsafe { self.0.at(a, b).mul(b) }
     }
 }
 impl<L: Lanes> Map2<L> for Times {
@@ -162,9 +149,9 @@ unsafe fn gate_lanes<L: Lanes>(act: Act, gate: &[f32], up: &[f32], out: &mut [f3
     let (n, g, u, o) = (out.len(), gate.as_ptr(), up.as_ptr(), out.as_mut_ptr());
     unsafe {
         match act {
-            Act::Silu => map2::<L>(n, g, u, o, SiluGate),
-            Act::GeluTanh => map2::<L>(n, g, u, o, GeluTanhGate),
-            Act::Gelu => map2::<L>(n, g, u, o, GeluGate),
+            Act::Silu => map2::<L>(n, g, u, o, Gated(Silu)),
+            Act::GeluTanh => map2::<L>(n, g, u, o, Gated(GeluTanh)),
+            Act::Gelu => map2::<L>(n, g, u, o, Gated(Gelu)),
         }
     }
 }

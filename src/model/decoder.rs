@@ -20,15 +20,7 @@ pub type Find<'a> = &'a dyn Fn(&str) -> Result<Weight>;
 /// Builds the graph. The only output is the logits.
 pub fn graph(spec: &Decoder, logits: Logits, find: Find) -> Result<Graph> {
     let mut g = Graph::default();
-    let angles = angles(&mut g, spec);
-    let embed = table(&mut g, spec, "embed", find)?;
-    let mut x = g.embed(&embed)?;
-    if spec.embed_scale != 1.0 {
-        x = g.scale(x, spec.embed_scale);
-    }
-    for i in 0..spec.layers.len() {
-        x = add_layer(&mut g, spec, i, x, &angles, find)?;
-    }
+    let (embed, mut x) = add_body(&mut g, spec, find)?;
     if logits == Logits::Last {
         x = g.last_row(x);
     }
@@ -40,19 +32,25 @@ pub fn graph(spec: &Decoder, logits: Logits, find: Find) -> Result<Graph> {
 /// From token ids to the hidden states after the last norm, `[tokens, dim]`: what the head would get.
 pub fn states_graph(spec: &Decoder, find: Find) -> Result<Graph> {
     let mut g = Graph::default();
-    let angles = angles(&mut g, spec);
-    let embed = table(&mut g, spec, "embed", find)?;
+    let (_, x) = add_body(&mut g, spec, find)?;
+    let norm = g.weight(find("norm")?);
+    let x = g.rms_norm(x, norm, spec.norm_eps)?;
+    g.output(x);
+    Ok(g)
+}
+
+/// From token ids to the residual stream after the last layer; also the parts of the embedding table.
+fn add_body(g: &mut Graph, spec: &Decoder, find: Find) -> Result<(Vec<WeightId>, NodeId)> {
+    let angles = angles(g, spec);
+    let embed = table(g, spec, "embed", find)?;
     let mut x = g.embed(&embed)?;
     if spec.embed_scale != 1.0 {
         x = g.scale(x, spec.embed_scale);
     }
     for i in 0..spec.layers.len() {
-        x = add_layer(&mut g, spec, i, x, &angles, find)?;
+        x = add_layer(g, spec, i, x, &angles, find)?;
     }
-    let norm = g.weight(find("norm")?);
-    let x = g.rms_norm(x, norm, spec.norm_eps)?;
-    g.output(x);
-    Ok(g)
+    Ok((embed, x))
 }
 
 /// The parts of the embedding table or of the head.

@@ -26,7 +26,7 @@ impl Args {
         let usable = |path: &PathBuf| Bundle::read_manifest(path).is_ok();
         let here = || cache::bundle_dir(catalog::EMBEDDING.repo, &Bits::EIGHT.label()).ok().filter(usable);
         let bundle = match &self.embedding_model {
-            Some(name) => Some(ModelArgs { model: Some(name.clone()), bits: None }.bundle(terminal)?),
+            Some(name) => Some(ModelArgs::named(name).bundle(terminal)?),
             None => here(),
         };
         let embedder = match bundle {

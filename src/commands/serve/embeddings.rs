@@ -42,8 +42,8 @@ fn embed(app: &App, fields: &Fields) -> Result<Value> {
     let ids = inputs(embedder, fields)?;
     let mut data = Vec::new();
     let mut tokens = 0;
-    for (index, ids) in ids.iter().enumerate() {
-        let mut vector = embedder.embed_ids(ids, &|| false).map_err(|e| Failure::from(e).of("input"))?;
+    let vectors = embedder.embed_ids(&ids, &|| false).map_err(|e| Failure::from(e).of("input"))?;
+    for (index, (mut vector, ids)) in vectors.into_iter().zip(&ids).enumerate() {
         if embedder.normalizes() {
             cactus::engine::embed::to_length_one(&mut vector);
         }
