@@ -85,7 +85,7 @@ fn p79_unreadable_files_are_named() {
     place.write("a.txt", "stone");
     place.write("b.txt", "secret");
     let path = place.dir.path().join("files/b.txt");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0)).expect("permissions");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).expect("permissions");
     // The superuser reads all.
     if fs::read(&path).is_err() {
         let (corpus, report) = place.open().expect("a corpus");

@@ -293,7 +293,7 @@ impl<'a> Calibration<'a> {
             let normed = matches!(piece, Piece::AttentionNorm | Piece::MlpNorm);
             let x = if normed { &stream.residual } else { &stream.inputs };
             let cols = x.len() / (stream.residual.len() / self.plan.decoder().dim).max(1);
-            let graph = decoder::piece_graph(&self.plan.decoder(), current.index, piece, cols, &find)?;
+            let graph = decoder::piece_graph(self.plan.decoder(), current.index, piece, cols, &find)?;
             let y = self.run(&graph, x, cols, current.memory.bytes())?;
             if matches!(piece, Piece::Out | Piece::Down) {
                 stream.residual.iter_mut().zip(y).for_each(|(x, y)| *x += y);

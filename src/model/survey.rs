@@ -123,7 +123,7 @@ impl Survey<'_> {
         let run = work::survey_run(self.plan, i, self.lengths.iter().sum());
         let graph = |weights: &BTreeMap<&str, Weight>| {
             let missing = |name: &str| Error::unsupported(format!("tensor {name} is missing"));
-            decoder::layer_graph(&self.plan.decoder(), i, &|name| weights.get(name).cloned().ok_or_else(|| missing(name)))
+            decoder::layer_graph(self.plan.decoder(), i, &|name| weights.get(name).cloned().ok_or_else(|| missing(name)))
         };
         for tensor in tensors.iter().filter(|t| t.role == Role::Matrix) {
             let probe = self.stored(tensor, PROBE, &mut memory)?;
@@ -170,7 +170,7 @@ impl Survey<'_> {
         let rows = self.scored();
         let output = |head: &Weight, stream: &[f32]| -> Result<Vec<f32>> {
             let find = |name: &str| Ok(if name == "norm" { norm.clone() } else { head.clone() });
-            let graph = decoder::head_graph(&self.plan.decoder(), &find)?;
+            let graph = decoder::head_graph(self.plan.decoder(), &find)?;
             let plan = Plan::new(&graph, self.level, OUTPUT_ROWS, self.pool.threads())?;
             let (mut buffers, mut state) = (plan.buffers(), plan.state(OUTPUT_ROWS, CacheFormat::F16));
             let mut out = Vec::with_capacity(rows.len() * self.plan.decoder().vocab);

@@ -48,9 +48,9 @@ pub fn passages(file: &str, text: &str, embedder: &Embedder) -> Result<Vec<Passa
             // The best place in the second half.
             let half = begin + 1 + (end - begin) / 2;
             let mut best = (Start::Bad, end);
-            for at in half..=end {
-                if lines[at].start >= best.0 && lines[at].start != Start::Bad {
-                    best = (lines[at].start, at);
+            for (at, line) in lines.iter().enumerate().take(end + 1).skip(half) {
+                if line.start >= best.0 && line.start != Start::Bad {
+                    best = (line.start, at);
                 }
             }
             (end, next) = (best.1, best.1);
