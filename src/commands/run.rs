@@ -273,7 +273,6 @@ fn check_folder(path: &Path) -> Result<()> {
 }
 
 /// Answers one prompt.
-#[allow(clippy::too_many_arguments)]
 fn one(
     args: &Args,
     asked: &Asked,

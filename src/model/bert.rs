@@ -12,6 +12,9 @@ pub const ARCHITECTURES: &[&str] = &["BertModel"];
 /// Tensors that embedding models carry along and never use: the classifier of the training run, and a list of numbers.
 const UNUSED: &[&str] = &["pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids"];
 
+/// The two vectors of a norm: what follows its name here, and in the checkpoint.
+const NORM: [(&str, &str); 2] = [("", "weight"), (".bias", "bias")];
+
 /// Reads the configuration of a checkpoint and maps its tensors.
 pub fn plan(checkpoint: &Checkpoint) -> Result<ModelPlan> {
     let mut warnings = Vec::new();
@@ -97,12 +100,9 @@ fn tensors(spec: &Encoder) -> Vec<TensorPlan> {
     {
         add(name.to_owned(), Role::Embedding, &[format!("embeddings.{from}_embeddings.weight")], rows, dim);
     }
-    type Add<'a> = dyn FnMut(String, Role, &[String], usize, usize) + 'a;
-    let norm = |add: &mut Add, to: String, from: String| {
-        add(to.clone(), Role::Vector, &[format!("{from}.weight")], 1, dim);
-        add(format!("{to}.bias"), Role::Vector, &[format!("{from}.bias")], 1, dim);
-    };
-    norm(&mut add, "norm".to_owned(), "embeddings.LayerNorm".to_owned());
+    for (suffix, kind) in NORM {
+        add(format!("norm{suffix}"), Role::Vector, &[format!("embeddings.LayerNorm.{kind}")], 1, dim);
+    }
     for i in 0..spec.layers {
         let from = |name: &str, kind: &str| format!("encoder.layer.{i}.{name}.{kind}");
         let products: [(&str, &[&str], usize, usize); 4] = [
@@ -116,8 +116,12 @@ fn tensors(spec: &Encoder) -> Vec<TensorPlan> {
             add(format!("layers.{i}.{name}"), Role::Matrix, &of("weight"), rows, cols);
             add(format!("layers.{i}.{name}.bias"), Role::Vector, &of("bias"), 1, rows);
         }
-        norm(&mut add, format!("layers.{i}.attn.norm"), format!("encoder.layer.{i}.attention.output.LayerNorm"));
-        norm(&mut add, format!("layers.{i}.mlp.norm"), format!("encoder.layer.{i}.output.LayerNorm"));
+        for (to, from) in [("attn", "attention.output"), ("mlp", "output")] {
+            for (suffix, kind) in NORM {
+                let source = format!("encoder.layer.{i}.{from}.LayerNorm.{kind}");
+                add(format!("layers.{i}.{to}.norm{suffix}"), Role::Vector, &[source], 1, dim);
+            }
+        }
     }
     list
 }

@@ -32,9 +32,10 @@ pub struct Passage {
 }
 
 impl Passage {
-    /// `file:first-last`
+    /// `file:first-last`, with nothing in it that a terminal would obey.
     pub fn place(&self) -> String {
-        format!("{}:{}-{}", self.file, self.first, self.last)
+        let file: String = self.file.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        format!("{file}:{}-{}", self.first, self.last)
     }
 }
 
