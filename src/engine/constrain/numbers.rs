@@ -16,8 +16,9 @@ const EXPONENT: usize = 2;
 pub(super) struct Lengthening {
     /// Begin with a digit.
     digit: SimpleVob,
-    /// Begin with more digits than an exponent has.
-    digits: SimpleVob,
+    /// Begin with more digits than an exponent may have, and with more than it may have behind its first.
+    three: SimpleVob,
+    two: SimpleVob,
     /// Have an exponent that is too long, or very many digits.
     whole: SimpleVob,
 }
@@ -37,7 +38,8 @@ impl Lengthening {
         };
         Lengthening {
             digit: set(&|word| run(word) > 0),
-            digits: set(&|word| run(word) > EXPONENT),
+            three: set(&|word| run(word) > EXPONENT),
+            two: set(&|word| run(word) > EXPONENT - 1),
             whole: set(&|word| (0..word.len()).any(|at| exponent(word, at) || run(&word[at..]) > LONG)),
         }
     }
@@ -82,7 +84,8 @@ impl Place {
         match self {
             Place::Text | Place::Escape => return,
             Place::Number(DIGITS..) => mask.sub(&tokens.digit),
-            Place::Exponent(0) => mask.sub(&tokens.digits),
+            Place::Exponent(0) => mask.sub(&tokens.three),
+            Place::Exponent(1) => mask.sub(&tokens.two),
             Place::Exponent(_) => mask.sub(&tokens.digit),
             Place::Outside | Place::Number(_) | Place::Fraction => {}
         }
@@ -129,6 +132,7 @@ mod tests {
         assert_eq!(left(Place::Number(3)), [0, 1, 2, 3, 4, 6, 7]);
         assert_eq!(left(Place::Number(200)), [3, 4, 6, 7]);
         assert_eq!(left(Place::Exponent(0)), [0, 1, 3, 4, 6, 7]);
-        assert_eq!(left(Place::Exponent(1)), [3, 4, 6, 7]);
+        assert_eq!(left(Place::Exponent(1)), [0, 3, 4, 6, 7]);
+        assert_eq!(left(Place::Exponent(2)), [3, 4, 6, 7]);
     }
 }
