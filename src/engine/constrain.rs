@@ -4,6 +4,7 @@
 //! not cut short has the form whatever the model would rather say. The grammars are run by `llguidance`
 //! (<https://github.com/guidance-ai/llguidance>). What a schema asks for and cannot be promised is refused beforehand.
 
+mod numbers;
 mod pattern;
 mod recursion;
 pub mod response_format;
@@ -15,6 +16,7 @@ use crate::error::{Error, Kind, Result};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob};
 use llguidance::{Matcher, ParserFactory};
+use numbers::Place;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, OnceLock};
 pub(super) use token_trie::TokenTrie;
@@ -158,7 +160,8 @@ pub struct Constrained<'e> {
     mask: Option<SimpleVob>,
     /// The first token that the form is about.
     first: bool,
-    /// The last byte so far.
+    /// Where the JSON stands, and its last byte.
+    place: Place,
     last: u8,
     finished: bool,
 }
@@ -184,6 +187,7 @@ impl<'e> Constrained<'e> {
             waiting: constraint.after.as_ref().map(|text| (text.as_bytes().to_vec(), Vec::new())),
             mask: None,
             first: true,
+            place: Place::default(),
             last: 0,
             finished: false,
         })
@@ -202,6 +206,9 @@ impl<'e> Constrained<'e> {
         let at_end = self.json && self.trie.has_end && !self.first && self.matcher.is_accepting().unwrap_or(false);
         if at_end || (self.first && self.trie.drops_space) {
             mask.sub(&self.trie.spaces);
+        }
+        if self.json {
+            self.place.limit(&mut mask, &self.trie.lengthening);
         }
         if mask.is_zero() {
             return Err(lost("no token of this model can come next"));
@@ -225,6 +232,7 @@ impl<'e> Constrained<'e> {
             return Ok(());
         }
         self.first = false;
+        bytes.iter().for_each(|byte| self.place.push(*byte));
         self.last = bytes.last().copied().unwrap_or(self.last);
         self.matcher.consume_token(id).map_err(|e| lost(&e.to_string()))?;
         // A number may go on; everything else in JSON shows its end.

@@ -351,6 +351,19 @@ fn p27_white_space_is_bounded_and_the_value_ends_the_answer() {
     assert!(takes(&object, "{\"a\":[]}") && [" {}", "[]", "1", "\"\"", "null"].iter().all(|text| !takes(&object, text)));
 }
 
+/// RFC 8259 lets readers limit numbers; what a 64-bit float holds, all of them take.
+#[test]
+fn numbers_stay_within_floats() {
+    let any = Constraint::json_value();
+    for (text, at) in [("[1e999]", 5), ("[-1.5E+123]", 9), ("{\"a\":1e99}", 10), ("[\"1e999\"]", 9)] {
+        assert_eq!(read(&any, text).0, at, "{text}");
+    }
+    let long = format!("[{}", "7".repeat(400));
+    let reached = read(&any, &long).0;
+    assert!(reached < 210 && format!("{}e99]", &long[..reached]).parse::<Value>().is_ok_and(|v| v[0].as_f64().is_some()));
+    assert!(takes(&Constraint::json_schema(&json!({"type": "string"})).unwrap(), "\"1e999\""));
+}
+
 #[test]
 fn regular_expressions_match_the_whole_text() {
     for (pattern, good, bad) in [

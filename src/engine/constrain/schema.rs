@@ -381,9 +381,9 @@ fn dialect(value: &Value) -> Option<()> {
         .then_some(())
 }
 
-/// A number that survives as a 64-bit float.
+/// A number that survives as a 64-bit float, and whose digits do not run away.
 fn number(value: &Value) -> Option<f64> {
-    let number = value.as_f64().filter(|n| n.is_finite())?;
+    let number = value.as_f64().filter(|n| n.abs() < 1e200)?;
     (value.is_f64() || number.abs() < EXACT).then_some(number)
 }
 

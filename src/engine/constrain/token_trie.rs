@@ -2,6 +2,7 @@
 
 use super::super::stream::Decoding;
 use super::super::tokenizer::Tokenizer;
+use super::numbers::Lengthening;
 use crate::error::{Error, Result};
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -17,6 +18,8 @@ pub struct TokenTrie {
     factory: ParserFactory,
     /// Tokens that begin with white space.
     pub(super) spaces: SimpleVob,
+    /// Tokens that could make a number too large.
+    pub(super) lengthening: Lengthening,
     /// All tokens but those that end an answer.
     pub(super) no_end: SimpleVob,
     /// The model has a token that ends an answer.
@@ -55,12 +58,13 @@ impl TokenTrie {
             }
         }
         ends.iter().for_each(|id| no_end.disallow_token(*id));
+        let lengthening = Lengthening::new(&words);
         let mut env = Tokens { trie, tokenizer: tokenizer.clone(), canonical: true };
         env.canonical =
             ["{\"name\": \"a b\", \"n\": -1}", " a", "{\n  \"x\":[", "\"é\n"].iter().all(|text| env.encode(text).is_some());
         let forces = env.canonical;
         let factory = factory(Arc::new(env), forces)?;
-        Ok(TokenTrie { factory, spaces, no_end, has_end: !ends.is_empty(), drops_space, forces })
+        Ok(TokenTrie { factory, spaces, lengthening, no_end, has_end: !ends.is_empty(), drops_space, forces })
     }
 
     /// The bytes of a token; a control token is its spelling.
