@@ -35,8 +35,9 @@ struct Ear {
 
 impl Listener for Ear {
     fn part(&mut self, part: Part, choices: &mut Vec<TokenChoices>) {
-        let (Part::Thought(text) | Part::Answer(text)) = part;
-        self.text += text;
+        if let Part::Thought(text) | Part::Answer(text) = part {
+            self.text += text;
+        }
         self.choices.append(choices);
     }
     fn done(&mut self, outcome: Result<Answer>, mut choices: Vec<TokenChoices>) {

@@ -6,7 +6,9 @@ use super::{Failure, Outcome};
 use cactus::engine::Request;
 use cactus::engine::chat::{Message, Role};
 use cactus::engine::constrain::response_format;
+use cactus::engine::fields::FieldError;
 use cactus::engine::thinking::Think;
+use cactus::engine::tools::{Choice, Tools};
 use cactus::error::{Error, Kind, Result};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
@@ -20,7 +22,7 @@ use std::time::Duration;
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// Fields of an input line.
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 16] = [
     "id",
     "prompt",
     "messages",
@@ -35,6 +37,8 @@ const FIELDS: [&str; 14] = [
     "seed",
     "stop",
     "response_format",
+    "tools",
+    "tool_choice",
 ];
 
 /// One request of a batch.
@@ -114,6 +118,12 @@ impl Item {
         }
         if let Some(format) = field("response_format") {
             request.constraint = response_format::parse(format)?;
+        }
+        if field("tools").is_some() || field("tool_choice").is_some() {
+            let choice = field("tool_choice").map(Choice::parse).transpose().map_err(FieldError::into_error)?;
+            let known = request.tools.as_ref().map(Tools::json);
+            let tools = field("tools").or(known.as_ref()).unwrap_or(&Value::Null);
+            request.tools = Tools::parse(tools, &choice.unwrap_or_default(), true).map_err(FieldError::into_error)?;
         }
         if request.constraint.is_some() && field("stop").is_some() {
             return Err(Error::usage("`stop` could cut an answer that has a form").with_hint("leave `stop` out"));

@@ -1,10 +1,9 @@
 //! `cactus rm`: converted models, and on demand their checkpoints, off the disk.
 
 use super::Outcome;
-use super::terminal::Terminal;
+use super::terminal::{self, Terminal};
 use cactus::error::{Error, Result};
 use cactus::hub::{self, cache};
-use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -48,7 +47,7 @@ pub fn run(args: &Args) -> Outcome {
     if args.checkpoint {
         what.extend(args.models.iter().map(|model| format!("the downloaded checkpoint of {model}")));
     }
-    if !args.yes && !confirmed(&what)? {
+    if !args.yes && !terminal::confirm(&format!("remove {}?", what.join(", ")))? {
         terminal.note("nothing was removed");
         return Ok(());
     }
@@ -118,17 +117,4 @@ fn folder(model: &str) -> Result<Option<PathBuf>> {
     }
     let plain = typed.components().count() == 1 && !typed.exists();
     Ok(if plain { inside(&root.join(typed)) } else { None })
-}
-
-/// Asks on the terminal.
-fn confirmed(what: &[String]) -> Result<bool> {
-    let stdin = std::io::stdin();
-    if !stdin.is_terminal() {
-        return Err(Error::usage("there is no terminal to ask on").with_hint("give --yes to remove without a question"));
-    }
-    let mut err = std::io::stderr().lock();
-    let mut line = String::new();
-    let asked = write!(err, "remove {}? [y/N] ", what.join(", ")).and_then(|()| err.flush());
-    asked.and_then(|()| stdin.lock().read_line(&mut line)).map_err(|e| Error::io("read", Path::new("the answer"), &e))?;
-    Ok(["y", "yes"].contains(&line.trim().to_ascii_lowercase().as_str()))
 }

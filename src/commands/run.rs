@@ -7,6 +7,7 @@ mod markdown;
 mod passages;
 mod repl;
 mod repl_commands;
+mod tools;
 
 use super::batch::{Batch, Content, Item};
 use super::machine::size;
@@ -15,11 +16,12 @@ use super::settings::{self, Key};
 use super::stats::Stats;
 use super::terminal::{self, Output, Terminal};
 use super::{Failure, Outcome};
-use cactus::engine::chat::{Message, Role};
+use cactus::engine::chat::{Message, Role, last_question};
 use cactus::engine::response::THRESHOLD;
 use cactus::engine::retrieve::Passage;
 use cactus::engine::sampler::Sampling;
-use cactus::engine::thinking::{Prompt, Think};
+use cactus::engine::thinking::{Part, Prompt, Think};
+use cactus::engine::tools::{Tools, turn};
 use cactus::engine::{Engine, Finish, Request, Restored, Session, response};
 use cactus::error::{Error, Result};
 use cactus::hub::catalog;
@@ -32,6 +34,7 @@ use std::cell::RefCell;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use tools::ToolArgs;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -64,6 +67,8 @@ pub struct Args {
     pub sampling: SamplingArgs,
     #[command(flatten)]
     form: FormArgs,
+    #[command(flatten)]
+    tools: ToolArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Keep what was read in FILE, and go on from there in a later call: what a prompt has in common with the last one
@@ -175,8 +180,11 @@ enum Work {
 }
 
 fn run_work(args: &Args, started: Instant) -> Outcome {
-    let request = Request { constraint: args.form.constraint()?, ..args.sampling.request()? };
+    let request = Request { constraint: args.form.constraint()?, tools: args.tools.read()?, ..args.sampling.request()? };
     let work = work(args)?;
+    if matches!(work, Work::Chat) && args.tools.chooses() {
+        return Err(Error::usage("--tool-top-k needs a prompt or --batch").into());
+    }
     let mut terminal = Terminal::new(args.quiet || args.json).verbose(args.verbose);
     let bundle = args.model.bundle(&mut terminal)?;
     let mut stats = Stats::new(started);
@@ -205,7 +213,7 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
             let asked = Asked { system: found.system.as_deref().or(asked.system), ..asked };
             one(args, &asked, &prompt, output, &found.sources, &mut stats, &terminal)
         }
-        Work::Batch(batch) => many(&asked, batch, &mut stats, &mut terminal),
+        Work::Batch(batch) => many(args, &asked, batch, &mut stats, &mut terminal),
         Work::Chat => return repl::run(args, engine, small, &request, &mut terminal),
     };
     if args.stats && !matches!(outcome, Err(Failure::Error(_))) {
@@ -283,20 +291,51 @@ fn one(
     terminal: &Terminal,
 ) -> Outcome {
     let engine = asked.engine;
-    let prompt = one_turn(engine, asked.system, prompt, asked.think)?;
+    let mut request = asked.request.clone();
+    request.tools = args.tools.few(request.tools, prompt, engine)?;
+    let mut messages = conversation(asked.system, prompt);
+    let mut prompt = one_turn(engine, asked.system, prompt, request.tools.as_ref(), asked.think)?;
     let mut session = asked.session(terminal)?;
     session.profile = args.profile.then(Default::default);
-    let shown = Shown { thoughts: args.think.shows() && !args.quiet && !args.json, answer: !args.json, markdown: false };
+    let exec = args.tools.tool_exec.is_some();
+    let shown = Shown {
+        thoughts: args.think.shows() && !args.quiet && !args.json,
+        answer: !args.json,
+        calls: !args.json && !exec,
+        markdown: false,
+    };
     let display = RefCell::new(Display::to(output, shown));
     // When nobody reads any more there is no reason to go on.
     let stopped = || terminal::interrupted() || display.borrow().is_closed();
-    let answer = stats.answer(&mut session, &prompt, asked.request, &mut |part| display.borrow_mut().part(part), &stopped)?;
+    let mut called = Vec::new();
+    let answer = loop {
+        let on_part = &mut |part: Part| display.borrow_mut().part(part);
+        let answer = stats.answer(&mut session, &prompt, &request, on_part, &stopped)?;
+        if !exec || answer.calls.is_empty() || answer.finish == Finish::Interrupted {
+            break answer;
+        }
+        let results = args.tools.results(&answer.calls, &mut terminal::confirm)?;
+        for (call, result) in answer.calls.iter().zip(&results) {
+            terminal.note(&format!("called {}", tools::shown(call)));
+            called.push(json!({"name": call.name, "arguments": call.arguments, "result": result}));
+        }
+        messages.extend(turn(&answer.text, &answer.calls, results));
+        if called.len() >= tools::ROUNDS {
+            terminal.note(&format!("note: {} calls are enough; the answer must do without more", called.len()));
+            request.tools = None;
+        }
+        request.tools = request.tools.map(Tools::optional);
+        prompt = Prompt::chat(engine, &messages, request.tools.as_ref(), asked.think.enable())?;
+    };
     let mut output = display.into_inner().finish()?;
     if args.json {
         let mut value = response::completion(&answer, THRESHOLD);
         if args.corpus.is_some() {
             let source = |p: &Passage| json!({ "file": p.file, "first_line": p.first, "last_line": p.last });
             value["sources"] = sources.iter().map(source).collect();
+        }
+        if exec {
+            value["called"] = called.into();
         }
         output.write(&format!("{value}\n"))?;
     }
@@ -330,14 +369,19 @@ fn one(
 }
 
 /// Answers every line of a batch, in one session, so that what prompts begin with alike is run once.
-fn many(asked: &Asked, batch: Batch, stats: &mut Stats, terminal: &mut Terminal) -> Outcome {
+fn many(args: &Args, asked: &Asked, batch: Batch, stats: &mut Stats, terminal: &mut Terminal) -> Outcome {
     let Asked { engine, request, system, think, .. } = *asked;
     let mut session = asked.session(terminal)?;
-    let answer = &mut |item: Item| {
+    let answer = &mut |mut item: Item| {
+        let question = match &item.content {
+            Content::Prompt(prompt) => prompt,
+            Content::Messages(messages) => last_question(messages),
+        };
+        item.request.tools = args.tools.few(item.request.tools.take(), question, engine)?;
         let system = item.system.as_deref().or(system).filter(|text| !text.is_empty());
         let think = item.think.unwrap_or(think);
         let prompt = match item.content {
-            Content::Prompt(prompt) => one_turn(engine, system, &prompt, think)?,
+            Content::Prompt(prompt) => one_turn(engine, system, &prompt, item.request.tools.as_ref(), think)?,
             Content::Messages(mut messages) => {
                 if !engine.template.has_template() {
                     return Err(Error::usage("this is a base model without a chat template; give `prompt`, not `messages`"));
@@ -345,7 +389,7 @@ fn many(asked: &Asked, batch: Batch, stats: &mut Stats, terminal: &mut Terminal)
                 if let Some(system) = system.filter(|_| messages.iter().all(|m| m.role != Role::System)) {
                     messages.insert(0, Message::new(Role::System, system));
                 }
-                Prompt::chat(engine, &messages, think.enable())?
+                Prompt::chat(engine, &messages, item.request.tools.as_ref(), think.enable())?
             }
         };
         let answer = stats.answer(&mut session, &prompt, &item.request, &mut |_| {}, &terminal::interrupted)?;
@@ -359,14 +403,20 @@ fn many(asked: &Asked, batch: Batch, stats: &mut Stats, terminal: &mut Terminal)
 }
 
 /// The prompt of one user turn; a model without a chat template gets the text as it is.
-fn one_turn(engine: &Engine, system: Option<&str>, prompt: &str, think: Think) -> Result<Prompt> {
+fn one_turn(engine: &Engine, system: Option<&str>, prompt: &str, tools: Option<&Tools>, think: Think) -> Result<Prompt> {
     if !engine.template.has_template() {
+        if tools.is_some() {
+            return Err(Error::usage("this is a base model without a chat template; it calls no tools"));
+        }
         let text = system.map_or_else(|| prompt.to_owned(), |s| format!("{s}\n\n{prompt}"));
         return Ok(Prompt { ids: engine.tokenizer.encode(&text, true)?, inside: false });
     }
-    let mut messages: Vec<Message> = system.map(|s| Message::new(Role::System, s)).into_iter().collect();
-    messages.push(Message::new(Role::User, prompt));
-    Prompt::chat(engine, &messages, think.enable())
+    Prompt::chat(engine, &conversation(system, prompt), tools, think.enable())
+}
+
+fn conversation(system: Option<&str>, prompt: &str) -> Vec<Message> {
+    let system = system.map(|text| Message::new(Role::System, text));
+    system.into_iter().chain([Message::new(Role::User, prompt)]).collect()
 }
 
 /// What `--verbose` tells before the work begins.

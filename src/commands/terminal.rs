@@ -4,7 +4,7 @@ use super::{Failure, Outcome};
 use cactus::error::{Error, Kind, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -232,4 +232,25 @@ pub fn not_interrupted() -> Result<()> {
 
 pub fn clear_interrupt() {
     INTERRUPTED.store(false, Ordering::Relaxed);
+}
+
+/// Asks on the terminal.
+///
+/// # Errors
+/// `Usage` where there is none.
+pub fn confirm(question: &str) -> Result<bool> {
+    let stdin = std::io::stdin();
+    if !stdin.is_terminal() {
+        return Err(Error::usage("there is no terminal to ask on").with_hint("--yes does it without a question"));
+    }
+    let mut err = std::io::stderr().lock();
+    let mut line = String::new();
+    let asked = write!(err, "{question} [y/N] ").and_then(|()| err.flush());
+    asked.and_then(|()| stdin.lock().read_line(&mut line)).map_err(|e| Error::io("read", Path::new("the answer"), &e))?;
+    Ok(["y", "yes"].contains(&line.trim().to_ascii_lowercase().as_str()))
+}
+
+/// A text in which nothing is for a terminal to obey.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

@@ -55,6 +55,11 @@ impl Message {
     }
 }
 
+/// What the user said last.
+pub fn last_question(messages: &[Message]) -> &str {
+    messages.iter().rfind(|message| message.role == Role::User).map_or("", |message| &message.content)
+}
+
 #[derive(Deserialize)]
 struct WireMessage {
     role: Role,

@@ -10,6 +10,7 @@ mod recursion;
 pub mod response_format;
 mod schema;
 mod token_trie;
+mod wait;
 
 use super::load::Engine;
 use crate::error::{Error, Kind, Result};
@@ -18,8 +19,10 @@ use llguidance::toktrie::{ApproximateTokEnv, SimpleVob};
 use llguidance::{Matcher, ParserFactory};
 use numbers::Place;
 use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 pub(super) use token_trie::TokenTrie;
+use wait::Wait;
 
 /// The form of an answer.
 #[derive(Clone, Debug)]
@@ -27,8 +30,8 @@ pub struct Constraint {
     grammar: Arc<TopLevelGrammar>,
     /// The answer is one JSON value and ends with it.
     json: bool,
-    /// Text up to which the answer is free.
-    after: Option<String>,
+    /// What the answer is free up to, one after another.
+    waits: Vec<Wait>,
 }
 
 impl Constraint {
@@ -37,20 +40,7 @@ impl Constraint {
     /// # Errors
     /// `Usage` for what cannot be promised, with the keyword and its JSON pointer.
     pub fn json_schema(schema: &Value) -> Result<Self> {
-        let checked = schema::check(schema, false)?;
-        let constraint = Constraint::json(checked.schema);
-        let Err(error) = trial(&constraint.grammar) else { return Ok(constraint) };
-        // The library names no place; a part that fails alone is it.
-        for part in schema::check(schema, true)?.parts {
-            let fields = if let Value::Object(fields) = part.schema { fields } else { Map::new() };
-            let alone = TopLevelGrammar::from_json_schema(schema::with_options(fields));
-            if let Err(error) = trial(&alone) {
-                let why = part.wants.map_or_else(|| format!("cannot be promised: {error}"), str::to_owned);
-                let place = if part.place.is_empty() { "its root" } else { &part.place };
-                return Err(Error::usage(format!("schema: what stands at {place} {why}")));
-            }
-        }
-        Err(Error::usage(format!("schema: it cannot be promised: {error}")))
+        checked_schema(schema).map(Constraint::json)
     }
 
     /// Any JSON object.
@@ -65,7 +55,11 @@ impl Constraint {
     }
 
     fn json(schema: Value) -> Self {
-        Constraint { grammar: Arc::new(TopLevelGrammar::from_json_schema(schema)), json: true, after: None }
+        Constraint { json: true, ..Constraint::of(TopLevelGrammar::from_json_schema(schema)) }
+    }
+
+    fn of(grammar: TopLevelGrammar) -> Self {
+        Constraint { grammar: Arc::new(grammar), json: false, waits: Vec::new() }
     }
 
     /// Text that a regular expression matches as a whole, in the syntax of the
@@ -80,7 +74,7 @@ impl Constraint {
         let inner = inner.strip_suffix('$').filter(|_| escaped % 2 == 1).unwrap_or(inner);
         let grammar = TopLevelGrammar::from_regex(inner);
         trial(&grammar).map_err(|e| Error::usage(format!("regular expression: {e}")))?;
-        Ok(Constraint { grammar: Arc::new(grammar), json: false, after: None })
+        Ok(Constraint::of(grammar))
     }
 
     /// Text of a [Lark grammar](https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md) whose first rule is
@@ -90,15 +84,62 @@ impl Constraint {
     /// # Errors
     /// `Usage` for a schema that cannot be promised.
     pub fn lark(grammar: &str) -> Result<Self> {
-        let grammar = TopLevelGrammar::from_lark(with_checked_schemas(grammar)?);
-        Ok(Constraint { grammar: Arc::new(grammar), json: false, after: None })
+        Ok(Constraint::of_checked(with_checked_schemas(grammar)?))
+    }
+
+    /// Of a Lark grammar whose schemas are checked already.
+    pub(super) fn of_checked(grammar: String) -> Self {
+        Constraint::of(TopLevelGrammar::from_lark(grammar))
     }
 
     /// The form begins behind the first `text`; up to there the answer is free, and cannot end.
     #[must_use]
-    pub fn after(self, text: &str) -> Self {
-        Constraint { after: Some(text.to_owned()).filter(|text| !text.is_empty()), ..self }
+    pub fn after(mut self, text: &str) -> Self {
+        if !text.is_empty() {
+            self.waits.insert(0, Wait::until(text));
+        }
+        self
     }
+
+    /// The answer is free, and may end, unless `open` comes, with `line` at the beginning of a line only: there the form
+    /// begins.
+    #[must_use]
+    pub(super) fn once(mut self, open: &str, line: bool) -> Self {
+        self.waits.push(Wait::unless(open, line));
+        self
+    }
+
+    /// Nothing counts within a block that the answer begins with.
+    #[must_use]
+    pub(super) fn outside(mut self, open: &str, close: &str) -> Self {
+        self.waits.iter_mut().for_each(|wait| wait.outside(open, close));
+        self
+    }
+
+    /// Whether the answer may end before the form begins, or without it.
+    pub(super) fn is_optional(&self) -> bool {
+        self.waits.iter().any(Wait::is_optional)
+    }
+}
+
+/// A schema as grammars take it, if it can be promised.
+///
+/// # Errors
+/// As [`Constraint::json_schema`].
+pub(super) fn checked_schema(schema: &Value) -> Result<Value> {
+    let checked = schema::check(schema, false)?.schema;
+    let Err(error) = trial(&TopLevelGrammar::from_json_schema(checked.clone())) else { return Ok(checked) };
+    // The library names no place; a part that fails alone is it.
+    for part in schema::check(schema, true)?.parts {
+        let fields = if let Value::Object(fields) = part.schema { fields } else { Map::new() };
+        let alone = TopLevelGrammar::from_json_schema(schema::with_options(fields));
+        if let Err(error) = trial(&alone) {
+            let why = part.wants.map_or_else(|| format!("cannot be promised: {error}"), str::to_owned);
+            let place = if part.place.is_empty() { "its root" } else { &part.place };
+            return Err(Error::usage(format!("schema: what stands at {place} {why}")));
+        }
+    }
+    Err(Error::usage(format!("schema: it cannot be promised: {error}")))
 }
 
 /// A Lark grammar with its schemas written anew.
@@ -155,8 +196,10 @@ pub struct Constrained<'e> {
     trie: &'e TokenTrie,
     matcher: Matcher,
     json: bool,
-    /// What the form waits for, and the end of the text so far.
-    waiting: Option<(Vec<u8>, Vec<u8>)>,
+    /// What the form waits for.
+    waits: VecDeque<Wait>,
+    /// The form could not begin where it was to: the answer is free.
+    missed: bool,
     mask: Option<SimpleVob>,
     /// The first token that the form is about.
     first: bool,
@@ -184,7 +227,8 @@ impl<'e> Constrained<'e> {
             trie,
             matcher,
             json: constraint.json,
-            waiting: constraint.after.as_ref().map(|text| (text.as_bytes().to_vec(), Vec::new())),
+            waits: constraint.waits.iter().cloned().collect(),
+            missed: false,
             mask: None,
             first: true,
             place: Place::default(),
@@ -193,13 +237,16 @@ impl<'e> Constrained<'e> {
         })
     }
 
-    /// Which tokens may come next: bit `id % 32` of word `id / 32`.
+    /// Which tokens may come next: bit `id % 32` of word `id / 32`. `None`: all.
     ///
     /// # Errors
     /// `Unsupported` when the grammar becomes too complex, or leads to where no token can follow.
-    pub fn mask(&mut self) -> Result<&[u32]> {
-        if self.waiting.is_some() {
-            return Ok(self.trie.no_end.as_slice());
+    pub fn mask(&mut self) -> Result<Option<&[u32]>> {
+        match self.waits.front() {
+            Some(wait) if wait.is_optional() => return Ok(None),
+            Some(_) => return Ok(Some(self.trie.no_end.as_slice())),
+            None if self.missed => return Ok(None),
+            None => {}
         }
         let mut mask = self.matcher.compute_mask().map_err(|e| lost(&e.to_string()))?;
         // White space behind the value of an answer has no end; what is taken away from its beginning cannot count.
@@ -213,7 +260,7 @@ impl<'e> Constrained<'e> {
         if mask.is_zero() {
             return Err(lost("no token of this model can come next"));
         }
-        Ok(self.mask.insert(mask).as_slice())
+        Ok(Some(self.mask.insert(mask).as_slice()))
     }
 
     /// Takes the token that was chosen.
@@ -222,13 +269,16 @@ impl<'e> Constrained<'e> {
     /// `Unsupported` for one that [`mask`](Self::mask) forbids.
     pub fn commit(&mut self, id: u32) -> Result<()> {
         let bytes = self.trie.bytes(id);
-        if let Some((text, seen)) = &mut self.waiting {
-            seen.extend_from_slice(bytes);
-            if seen.windows(text.len()).any(|part| part == text.as_slice()) {
-                self.waiting = None;
-            } else {
-                seen.drain(..seen.len().saturating_sub(text.len()));
+        if let Some(wait) = self.waits.front_mut() {
+            let optional = wait.is_optional();
+            if let Some(rest) = wait.pass(bytes) {
+                // A token may hold the mark and more. White space there is free; anything else was not asked for.
+                self.missed = optional && !rest.trim_ascii().is_empty();
+                self.waits.pop_front();
             }
+            return Ok(());
+        }
+        if self.missed {
             return Ok(());
         }
         self.first = false;
@@ -248,7 +298,7 @@ impl<'e> Constrained<'e> {
 
     /// The tokens that must come next, as far as the form alone says so, `room` at most; added to `ids`.
     pub fn forced(&mut self, room: usize, ids: &mut Vec<u32>) {
-        if self.trie.forces && self.waiting.is_none() && !self.finished && room > 0 {
+        if self.trie.forces && self.waits.is_empty() && !self.missed && !self.finished && room > 0 {
             ids.extend(self.matcher.compute_ff_tokens().into_iter().take(room));
         }
     }
@@ -268,4 +318,4 @@ impl Engine {
 
 #[cfg(test)]
 #[path = "constrain/form_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -181,6 +181,11 @@ impl Conversation {
         self.messages.push(Message::new(Role::Assistant, text));
     }
 
+    /// What was called, and what came of it.
+    pub fn called(&mut self, turn: Vec<Message>) {
+        self.messages.extend(turn);
+    }
+
     /// Takes back the last question with all that followed; gives its text.
     pub fn undo(&mut self) -> Option<String> {
         let at = self.last_question()?;
@@ -210,7 +215,7 @@ impl Conversation {
     }
 
     fn prompt_from(&self, engine: &Engine, passed: usize) -> Result<Prompt> {
-        Prompt::chat(engine, &self.shown(passed), self.settings.think.enable())
+        Prompt::chat(engine, &self.shown(passed), self.settings.request.tools.as_ref(), self.settings.think.enable())
     }
 
     /// The prompt for the next answer.

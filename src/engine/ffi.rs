@@ -4,7 +4,7 @@
 //! a zero byte; what goes out is written into buffers of the caller, with a zero byte at the end.
 #![allow(unsafe_code)]
 
-use super::handle::Handle;
+use super::handle::{Asked, Handle};
 use super::response::{self, THRESHOLD};
 use crate::error::{Error, Kind, Result};
 use serde_json::Value;
@@ -225,9 +225,8 @@ pub unsafe extern "C" fn cactus_complete(
     unsafe {
         out.respond(|| {
             refuse_sound(pcm, pcm_bytes)?;
-            refuse_tools(tools_json)?;
-            let (model, messages) = (handle(model)?, needed(messages_json, "messages_json")?);
-            model.complete(messages, text(options_json, "options_json")?, &mut |piece, id| {
+            let asked = asked(messages_json, options_json, tools_json)?;
+            handle(model)?.complete(&asked, &mut |piece, id| {
                 if let (Some(callback), Ok(piece)) = (callback, CString::new(piece.replace('\0', ""))) {
                     callback(piece.as_ptr(), id, user);
                 }
@@ -256,8 +255,7 @@ pub unsafe extern "C" fn cactus_prefill(
     unsafe {
         out.respond(|| {
             refuse_sound(pcm, pcm_bytes)?;
-            refuse_tools(tools_json)?;
-            handle(model)?.prefill(needed(messages_json, "messages_json")?, text(options_json, "options_json")?)
+            handle(model)?.prefill(&asked(messages_json, options_json, tools_json)?)
         })
     }
 }
@@ -267,12 +265,15 @@ fn refuse_sound(pcm: *const u8, bytes: usize) -> Result<()> {
 }
 
 /// # Safety
-/// As [`text`].
-unsafe fn refuse_tools(json: *const c_char) -> Result<()> {
+/// All three are null or C strings.
+unsafe fn asked<'a>(messages: *const c_char, options: *const c_char, tools: *const c_char) -> Result<Asked<'a>> {
     // SAFETY: the caller's promise.
-    match unsafe { text(json, "tools_json") }?.map(str::trim) {
-        None | Some("" | "[]" | "null") => Ok(()),
-        Some(_) => Err(Error::unsupported("tools are not supported yet")),
+    unsafe {
+        Ok(Asked {
+            messages: needed(messages, "messages_json")?,
+            options: text(options, "options_json")?,
+            tools: text(tools, "tools_json")?,
+        })
     }
 }
 
@@ -295,9 +296,7 @@ pub unsafe extern "C" fn cactus_render_prompt(
         || {
             // SAFETY: the caller's promises.
             unsafe {
-                refuse_tools(tools_json)?;
-                let messages = needed(messages_json, "messages_json")?;
-                let prompt = handle(model)?.render(messages, text(options_json, "options_json")?)?;
+                let prompt = handle(model)?.render(&asked(messages_json, options_json, tools_json)?)?;
                 Ok(out.write(&prompt).unwrap_or(TOO_SMALL))
             }
         },

@@ -5,6 +5,7 @@ use super::draft::Draft;
 use super::sampler::Sampling;
 use super::session::Session;
 use super::thinking::{Part, Splitter};
+use super::tools::{Call, Tools};
 use super::writing::{TokenChoices, Writing};
 use crate::error::{Kind, Result};
 use std::time::Instant;
@@ -25,6 +26,8 @@ pub struct Request {
     /// The form of the answer. It alone decides where the answer ends: stop texts do not count, and neither does
     /// `ignore_end`.
     pub constraint: Option<Constraint>,
+    /// What the answer may call; not together with a form.
+    pub tools: Option<Tools>,
     /// Record for every token so many of the likeliest ones, see [`super::writing::TokenChoices`].
     pub top_logprobs: Option<usize>,
 }
@@ -39,6 +42,7 @@ impl Default for Request {
             ignore_end: false,
             draft: true,
             constraint: None,
+            tools: None,
             top_logprobs: None,
         }
     }
@@ -68,6 +72,8 @@ pub struct Answer {
     pub finish: Finish,
     /// Reasoning that was taken out of the text; see [`super::thinking::generate_parts`].
     pub thinking: Option<String>,
+    /// Calls of tools, which are no part of the text.
+    pub calls: Vec<Call>,
     /// The answer ended inside a reasoning block.
     pub unfinished_thinking: bool,
     /// See [`super::confidence`].
@@ -109,6 +115,7 @@ pub fn generate(
 ) -> Result<Answer> {
     let mut on_part = |part: Part| match part {
         Part::Thought(text) | Part::Answer(text) => on_text(text),
+        Part::Call(_) => {}
     };
     write(session, prompt, request, Splitter::new(None, false), &mut on_part, stopped)
 }

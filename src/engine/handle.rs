@@ -1,7 +1,7 @@
 //! A model behind one handle, asked and answering in JSON: the safe half of the C API ([`super::ffi`]). `docs/c-api.md` has
 //! the fields.
 
-use super::chat::{Message, RenderOptions};
+use super::chat::{self, Message};
 use super::evaluate::metrics::Softmax;
 use super::fields::{FieldError, Fields};
 use super::generate::{Answer, Request};
@@ -11,6 +11,7 @@ use super::sampler::Sampling;
 use super::schedule::{Job, Listener};
 use super::service::Service;
 use super::thinking::{self, Part, Prompt, Splitter};
+use super::tools::{self, Choice, Tools};
 use super::writing::TokenChoices;
 use crate::error::{Error, Kind, Result};
 use crate::model::Bundle;
@@ -22,6 +23,8 @@ use std::sync::{Arc, Mutex};
 
 /// Tokens of an answer where nothing is said.
 const MAX_TOKENS: u64 = 100;
+/// Tools that the model is shown where nothing is said.
+const TOOLS: u64 = 2;
 
 /// An opened model. It may be used from several threads; answers are written one after the other.
 pub struct Handle {
@@ -91,18 +94,18 @@ impl Handle {
     }
 
     /// Answers a conversation; the completion response.
-    pub fn complete(&self, messages: &str, options: Option<&str>, on_piece: &mut dyn FnMut(&str, u32)) -> Result<Value> {
-        let options = Options::parse(options)?;
-        let prompt = self.prompt(messages, &options)?;
+    pub fn complete(&self, asked: &Asked, on_piece: &mut dyn FnMut(&str, u32)) -> Result<Value> {
+        let (prompt, options) = self.prompt(asked)?;
         let answer = self.answer(prompt, options.request, on_piece)?;
         Ok(response::completion(&answer, options.threshold.unwrap_or(THRESHOLD)))
     }
 
     /// Reads a conversation, so that an answer to it can begin sooner; the prefill response.
-    pub fn prefill(&self, messages: &str, options: Option<&str>) -> Result<Value> {
-        let mut options = Options::parse(options)?;
-        let prompt = self.prompt(messages, &options)?;
+    pub fn prefill(&self, asked: &Asked) -> Result<Value> {
+        let (prompt, mut options) = self.prompt(asked)?;
         options.request.max_tokens = 1;
+        // Nothing is to be said, so nothing holds it to a form.
+        options.request.tools = None;
         let answer = self.answer(prompt, options.request, &mut |_, _| {})?;
         Ok(json!({
             "success": true,
@@ -115,10 +118,10 @@ impl Handle {
     }
 
     /// The prompt that a conversation becomes.
-    pub fn render(&self, messages: &str, options: Option<&str>) -> Result<String> {
-        let options = Options::parse(options)?;
-        let render = RenderOptions { add_generation_prompt: true, enable_thinking: Some(options.think), ..Default::default() };
-        Ok(self.engine.template.render(&messages_of(messages)?, &render)?.text().into_owned())
+    pub fn render(&self, asked: &Asked) -> Result<String> {
+        let (messages, options) = self.read(asked)?;
+        let rendered = thinking::render(&self.engine, &messages, options.request.tools.as_ref(), Some(options.think))?;
+        Ok(rendered.text().into_owned())
     }
 
     /// Ids of a text, without those that begin or end one.
@@ -149,8 +152,25 @@ impl Handle {
         Ok(json!({"success": true, "logprob": sum, "tokens": tokens}))
     }
 
-    fn prompt(&self, messages: &str, options: &Options) -> Result<Prompt> {
-        Prompt::chat(&self.engine, &messages_of(messages)?, Some(options.think))
+    fn prompt(&self, asked: &Asked) -> Result<(Prompt, Options)> {
+        let (messages, options) = self.read(asked)?;
+        let prompt = Prompt::chat(&self.engine, &messages, options.request.tools.as_ref(), Some(options.think))?;
+        Ok((prompt, options))
+    }
+
+    fn read(&self, asked: &Asked) -> Result<(Vec<Message>, Options)> {
+        let mut options = Options::parse(asked.options)?;
+        let messages: Vec<Message> = serde_json::from_str(asked.messages).map_err(|e| Error::usage(format!("messages: {e}")))?;
+        if messages.is_empty() {
+            return Err(Error::usage("messages: there are none"));
+        }
+        if let Some(text) = asked.tools.filter(|text| !text.trim().is_empty()) {
+            let choice = if options.force_tools { Choice::Required } else { Choice::Auto };
+            let tools = tools::read(text, &choice)?;
+            let few = |tools: Tools| tools.few(options.tool_rag_top_k, chat::last_question(&messages), &self.engine);
+            options.request.tools = tools.map(few).transpose()?;
+        }
+        Ok((messages, options))
     }
 
     fn answer(&self, prompt: Prompt, request: Request, on_piece: &mut dyn FnMut(&str, u32)) -> Result<Answer> {
@@ -176,9 +196,12 @@ fn serve(engine: &Arc<Engine>) -> Result<Service> {
     Service::start(engine.clone(), 1, 1)
 }
 
-fn messages_of(json: &str) -> Result<Vec<Message>> {
-    let messages: Vec<Message> = serde_json::from_str(json).map_err(|e| Error::usage(format!("messages: {e}")))?;
-    if messages.is_empty() { Err(Error::usage("messages: there are none")) } else { Ok(messages) }
+/// What a caller sends, as JSON.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    pub messages: &'a str,
+    pub options: Option<&'a str>,
+    pub tools: Option<&'a str>,
 }
 
 /// The options of a completion.
@@ -187,6 +210,10 @@ struct Options {
     think: bool,
     /// Nothing: the default.
     threshold: Option<f64>,
+    /// The answer must call a tool.
+    force_tools: bool,
+    /// So many tools at most are shown to the model; 0: all.
+    tool_rag_top_k: usize,
 }
 
 impl Options {
@@ -225,6 +252,12 @@ impl Options {
             ..Request::default()
         };
         let threshold = number("confidence_threshold")?.filter(|threshold| *threshold >= 0.0);
-        Ok(Options { request, think: fields.flag("enable_thinking_if_supported")?.unwrap_or(false), threshold })
+        Ok(Options {
+            request,
+            think: fields.flag("enable_thinking_if_supported")?.unwrap_or(false),
+            threshold,
+            force_tools: fields.flag("force_tools")?.unwrap_or(false),
+            tool_rag_top_k: fields.whole("tool_rag_top_k", 0..=u64::from(u32::MAX))?.unwrap_or(TOOLS) as usize,
+        })
     }
 }

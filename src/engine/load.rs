@@ -5,6 +5,7 @@ use super::constrain::TokenTrie;
 use super::draft::LONGEST;
 use super::session::Session;
 use super::tokenizer::Tokenizer;
+use super::tools;
 use crate::error::{Error, Result};
 use crate::graph::{CacheFormat, Plan};
 use crate::kernels::{Level, Pool};
@@ -81,6 +82,7 @@ pub struct Engine {
     times: LoadTimes,
     /// For answers of a given form; made when the first one is asked for.
     pub(super) trie: OnceLock<Result<TokenTrie, String>>,
+    pub(super) tool_vectors: tools::Vectors,
 }
 
 /// Where the time of [`Engine::load`] went.
@@ -183,6 +185,7 @@ impl Engine {
             next_move: Mutex::new(begin),
             times,
             trie: OnceLock::new(),
+            tool_vectors: tools::Vectors::default(),
         })
     }
 

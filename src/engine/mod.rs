@@ -28,6 +28,7 @@ pub mod session;
 pub mod stream;
 pub mod thinking;
 pub mod tokenizer;
+pub mod tools;
 mod vocabulary;
 pub mod writing;
 

@@ -17,7 +17,7 @@ pub fn completion(answer: &Answer, threshold: f64) -> Value {
         "cloud_handoff_reason": "kept local",
         "response": answer.text,
         "thinking": answer.thinking,
-        "function_calls": [],
+        "function_calls": answer.calls,
         "segments": [],
         "confidence": answer.confidence.map(|c| round(c, 4)),
         "confidence_threshold": threshold,

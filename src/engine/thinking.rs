@@ -3,11 +3,12 @@
 //! A block is recognised only where a model puts one: as the first thing it says, or opened by the chat
 //! template at the end of the prompt. The same spelling later on is ordinary text.
 
-use super::chat::{Message, RenderOptions};
+use super::chat::{Message, RenderOptions, Rendered};
 use super::generate::{Answer, Request, write};
 use super::load::Engine;
 use super::session::Session;
 use super::tokenizer::Tokenizer;
+use super::tools::{Call, Dialect, Tools};
 use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
@@ -109,13 +110,20 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// For a conversation that the assistant is to continue.
-    pub fn chat(engine: &Engine, messages: &[Message], enable_thinking: Option<bool>) -> Result<Self> {
-        let options = RenderOptions { add_generation_prompt: true, enable_thinking, ..Default::default() };
-        let rendered = engine.template.render(messages, &options)?;
+    /// For a conversation that the assistant is to continue, and may call `tools` in.
+    pub fn chat(engine: &Engine, messages: &[Message], tools: Option<&Tools>, enable_thinking: Option<bool>) -> Result<Self> {
+        let rendered = render(engine, messages, tools, enable_thinking)?;
         let inside = tags(engine).is_some_and(|tags| rendered.ends_inside(tags.open.trim_end()));
         Ok(Prompt { ids: engine.tokenizer.encode_prompt(&rendered)?, inside })
     }
+}
+
+/// The text of a prompt, see [`Prompt::chat`].
+pub fn render(engine: &Engine, messages: &[Message], tools: Option<&Tools>, enable_thinking: Option<bool>) -> Result<Rendered> {
+    let dialect = Dialect::of(engine);
+    let declared = tools.filter(|_| dialect.declares).map(Tools::json);
+    let options = RenderOptions { add_generation_prompt: true, tools: declared.as_ref(), enable_thinking, ..Default::default() };
+    engine.template.render(&dialect.prepare(messages, tools), &options)
 }
 
 /// The tags of a loaded model.
@@ -128,6 +136,8 @@ pub fn tags(engine: &Engine) -> Option<Tags> {
 pub enum Part<'a> {
     Thought(&'a str),
     Answer(&'a str),
+    /// A call of a tool, see [`super::tools`].
+    Call(&'a Call),
 }
 
 /// [`generate`](super::generate::generate) with the reasoning taken out: the answer's text is the answer only. A form holds
@@ -175,6 +185,10 @@ impl Splitter {
             (Some(_), false) => Place::Start,
         };
         Splitter { tags, place, held: String::new() }
+    }
+
+    pub(super) fn tags(&self) -> Option<Tags> {
+        self.tags
     }
 
     /// What ends the block that the prompt opened, before anything was said.
@@ -250,7 +264,7 @@ impl Splitter {
 }
 
 /// Length of the longest end of `text` that `tag` begins with.
-fn overlap(text: &str, tag: &str) -> usize {
+pub(super) fn overlap(text: &str, tag: &str) -> usize {
     (1..tag.len()).rev().find(|&len| text.ends_with(&tag[..len])).unwrap_or(0)
 }
 
@@ -267,6 +281,7 @@ mod tests {
         let mut collect = |part: Part| match part {
             Part::Thought(text) => thought.push_str(text),
             Part::Answer(text) => answer.push_str(text),
+            Part::Call(_) => {}
         };
         for piece in pieces {
             splitter.push(piece, &mut collect);

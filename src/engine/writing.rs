@@ -8,6 +8,7 @@ use super::load::Engine;
 use super::sampler::{self, Sampler};
 use super::stream::TextStream;
 use super::thinking::{Part, Splitter, tag_ids};
+use super::tools::{Dialect, Event, Reader};
 use crate::error::{Error, Result};
 use std::time::Instant;
 
@@ -31,6 +32,7 @@ pub struct Writing<'e> {
     sampler: Sampler,
     stream: TextStream<'e>,
     splitter: Splitter,
+    reader: Option<Reader>,
     confidence: Confidence,
     form: Option<Constrained<'e>>,
     /// Prompt and answer.
@@ -49,7 +51,7 @@ impl<'e> Writing<'e> {
     /// `Unsupported` when this model can keep none.
     pub fn check(engine: &Engine, prompt: &[u32], request: &Request) -> Result<()> {
         Writing::check_sizes(engine, prompt, request)?;
-        request.constraint.as_ref().map_or(Ok(()), |form| Constrained::new(engine, form).map(drop))
+        form_of(engine, request)?.map_or(Ok(()), |form| Constrained::new(engine, &form).map(drop))
     }
 
     fn check_sizes(engine: &Engine, prompt: &[u32], request: &Request) -> Result<()> {
@@ -74,18 +76,30 @@ impl<'e> Writing<'e> {
     /// As [`check`](Self::check).
     pub fn new(engine: &'e Engine, prompt: &[u32], request: &Request, splitter: Splitter, begin: Instant) -> Result<Self> {
         Writing::check_sizes(engine, prompt, request)?;
-        let form = |form: &Constraint| match splitter.opened() {
-            Some(close) => Constrained::new(engine, &form.clone().after(close)),
-            None => Constrained::new(engine, form),
-        };
-        let form = request.constraint.as_ref().map(form).transpose()?;
-        let stops = if form.is_none() { request.stops.clone() } else { Vec::new() };
-        let stream = TextStream::new(&engine.tokenizer, stops).showing(tag_ids(&engine.tokenizer));
+        let form = form_of(engine, request)?.map(|form| match (splitter.opened(), splitter.tags()) {
+            (Some(close), _) => form.after(close),
+            (None, Some(tags)) => form.outside(tags.open, tags.close),
+            (None, None) => form,
+        });
+        let mut stops = request.stops.clone();
+        if form.as_ref().is_some_and(|form| !form.is_optional()) {
+            stops.clear();
+        }
+        let mut shown = tag_ids(&engine.tokenizer);
+        let notation = request.tools.as_ref().map(|_| Dialect::of(engine).notation);
+        if let Some(notation) = notation {
+            shown.extend(notation.shown().filter_map(|mark| engine.tokenizer.token_id(mark)));
+            stops.extend(notation.stop().map(str::to_owned));
+        }
+        let stream = TextStream::new(&engine.tokenizer, stops).showing(shown);
+        let form = form.map(|form| Constrained::new(engine, &form)).transpose()?;
+        let reader = notation.zip(request.tools.clone()).map(|(notation, tools)| Reader::new(notation, tools));
         Ok(Writing {
             engine,
             sampler: Sampler::new(request.sampling.clone()),
             stream,
             splitter,
+            reader,
             form,
             confidence: Confidence::default(),
             ids: prompt.to_vec(),
@@ -96,6 +110,7 @@ impl<'e> Writing<'e> {
                 logprobs: Vec::new(),
                 finish: Finish::Length,
                 thinking: None,
+                calls: Vec::new(),
                 unfinished_thinking: false,
                 confidence: None,
                 prompt_tokens: prompt.len(),
@@ -169,7 +184,7 @@ impl<'e> Writing<'e> {
             return Ok(None);
         }
         let top = self.request.top_logprobs.map(|count| sampler::likeliest(logits, count));
-        let allowed = self.form.as_mut().map(Constrained::mask).transpose()?;
+        let allowed = self.form.as_mut().map(Constrained::mask).transpose()?.flatten();
         let choice = self.sampler.sample_among(logits, &self.ids, allowed);
         if self.answer.ids.is_empty() {
             self.answer.first_token_ms = self.elapsed_ms();
@@ -202,8 +217,16 @@ impl<'e> Writing<'e> {
         if text.is_empty() {
             return;
         }
-        let Writing { splitter, answer, choices, .. } = self;
-        splitter.push(text, &mut |part| collect(answer, part, choices, on_part));
+        self.split(on_part, |splitter, on_part| splitter.push(text, on_part));
+    }
+
+    /// Tells thoughts, text and calls apart in what `act` gets out of the splitter.
+    fn split<T>(&mut self, on_part: OnPart, act: impl FnOnce(&mut Splitter, &mut dyn FnMut(Part)) -> T) -> T {
+        let Writing { splitter, reader, answer, choices, .. } = self;
+        act(splitter, &mut |part| match (part, reader.as_mut()) {
+            (Part::Answer(text), Some(reader)) => reader.push(text, &mut |event| hear(answer, event, choices, on_part)),
+            (part, _) => collect(answer, part, choices, on_part),
+        })
     }
 
     fn elapsed_ms(&self) -> f64 {
@@ -214,12 +237,35 @@ impl<'e> Writing<'e> {
     pub fn finish(mut self, on_part: OnPart) -> Answer {
         let rest = self.stream.finish();
         self.say(&rest, on_part);
-        let Writing { splitter, answer, choices, .. } = &mut self;
-        let unfinished = splitter.finish(&mut |part| collect(answer, part, choices, on_part));
+        let unfinished = self.split(on_part, |splitter, on_part| splitter.finish(on_part));
+        let Writing { reader, answer, choices, .. } = &mut self;
+        if let Some(reader) = reader {
+            reader.finish(&mut |event| hear(answer, event, choices, on_part));
+        }
         self.answer.unfinished_thinking = unfinished;
         self.answer.confidence = self.confidence.value();
         self.answer.total_ms = self.elapsed_ms();
         self.answer
+    }
+}
+
+/// The form that a request asks for, by itself or by its tools.
+///
+/// # Errors
+/// `Usage` where it asks for both, or for what cannot be promised.
+fn form_of(engine: &Engine, request: &Request) -> Result<Option<Constraint>> {
+    match (&request.constraint, &request.tools) {
+        (Some(_), Some(_)) => Err(Error::usage("a form of the answer and tools do not go together: a call has its own form")),
+        (form, None) => Ok(form.clone()),
+        (None, Some(tools)) => tools.constraint(&Dialect::of(engine), &engine.tokenizer),
+    }
+}
+
+/// What the reader of calls tells, as a part.
+fn hear(answer: &mut Answer, event: Event, choices: &mut Vec<TokenChoices>, on_part: OnPart) {
+    match event {
+        Event::Text(text) => collect(answer, Part::Answer(text), choices, on_part),
+        Event::Call(call) => collect(answer, Part::Call(&call), choices, on_part),
     }
 }
 
@@ -228,6 +274,7 @@ fn collect(answer: &mut Answer, part: Part, choices: &mut Vec<TokenChoices>, on_
     match part {
         Part::Thought(piece) => answer.thinking.get_or_insert_default().push_str(piece),
         Part::Answer(piece) => answer.text.push_str(piece),
+        Part::Call(call) => answer.calls.push(call.clone()),
     }
     on_part(part, choices);
 }

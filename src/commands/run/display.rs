@@ -4,6 +4,7 @@ use super::markdown::Markdown;
 use crate::commands::Outcome;
 use crate::commands::terminal::Output;
 use cactus::engine::thinking::Part;
+use serde_json::json;
 use std::io::{IsTerminal, Write};
 
 const DIM: &str = "\x1b[2m";
@@ -30,6 +31,8 @@ pub fn dimmed(text: &str) -> String {
 pub struct Shown {
     pub thoughts: bool,
     pub answer: bool,
+    /// Calls of tools, each as a line of JSON.
+    pub calls: bool,
     /// The answer is marked up for reading if standard output is a terminal.
     pub markdown: bool,
 }
@@ -44,6 +47,8 @@ pub struct Display {
     /// The end of the answer so far is the end of a line.
     line_ended: bool,
     closed: Outcome,
+    /// The last thing was a call.
+    called: bool,
 }
 
 impl Display {
@@ -56,7 +61,7 @@ impl Display {
         let (stdout, dim) = colours();
         let readable = shown.markdown && std::io::stdout().is_terminal();
         let markdown = readable.then(|| Markdown::new(stdout));
-        Display { output, shown, markdown, dim, thinking: false, line_ended: true, closed: Ok(()) }
+        Display { output, shown, markdown, dim, thinking: false, line_ended: true, closed: Ok(()), called: false }
     }
 
     pub fn part(&mut self, part: Part) {
@@ -70,8 +75,16 @@ impl Display {
             Part::Answer(text) if self.shown.answer => {
                 self.end_thoughts("\n");
                 self.line_ended = text.ends_with('\n');
+                self.called = false;
                 let text = self.markdown.as_mut().map_or_else(|| text.to_owned(), |markdown| markdown.push(text));
                 self.print(&text);
+            }
+            Part::Call(call) if self.shown.calls => {
+                self.end_thoughts("\n");
+                let line = format!("{}\n", json!({"name": call.name, "arguments": call.arguments}));
+                let begin = if self.line_ended { "" } else { "\n" };
+                self.print(&format!("{begin}{line}"));
+                (self.line_ended, self.called) = (true, true);
             }
             _ => {}
         }
@@ -102,7 +115,7 @@ impl Display {
         if self.shown.answer {
             let rest = self.markdown.as_mut().map(Markdown::finish).unwrap_or_default();
             let on_terminal = self.markdown.is_some();
-            let end = if on_terminal && self.line_ended { "" } else { "\n" };
+            let end = if (on_terminal || self.called) && self.line_ended { "" } else { "\n" };
             self.print(&(rest + end));
         }
         self.closed.map(|()| self.output)

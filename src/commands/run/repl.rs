@@ -2,12 +2,13 @@
 
 use super::display::{Display, Shown, dimmed};
 use super::editor::{self, Editor, Input};
-use super::repl_commands;
+use super::{repl_commands, tools};
 use crate::commands::Outcome;
 use crate::commands::model_options::ModelArgs;
 use crate::commands::terminal::{self, Terminal};
 use cactus::engine::conversation::{Conversation, Overflow, Settings, Slide};
 use cactus::engine::thinking::generate_parts;
+use cactus::engine::tools::{Tools, turn};
 use cactus::engine::{Answer, Engine, Finish, Request, Session};
 use cactus::error::{Error, Result};
 
@@ -150,31 +151,46 @@ impl Chat<'_> {
                 return Ok(false);
             }
         }
-        let settings = &self.conversation.settings;
-        let mut request = settings.request.clone();
+        let mut request = self.conversation.settings.request.clone();
         request.sampling.seed = request.sampling.seed.wrapping_add(self.again);
-        let shown = Shown { thoughts: settings.think.shows(), answer: true, markdown: true };
-        let mut display = Display::new(shown);
-        let answer = self.conversation.prompt(engine).and_then(|prompt| {
-            generate_parts(session, &prompt, &request, &mut |part| display.part(part), &terminal::interrupted)
-        });
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => {
-                terminal::print_error(&error);
+        for round in 0.. {
+            let settings = &self.conversation.settings;
+            let exec = self.args.tools.tool_exec.is_some() && round < tools::ROUNDS;
+            let shown = Shown { thoughts: settings.think.shows(), answer: true, calls: !exec, markdown: true };
+            let mut display = Display::new(shown);
+            let answer = self.conversation.prompt(engine).and_then(|prompt| {
+                generate_parts(session, &prompt, &request, &mut |part| display.part(part), &terminal::interrupted)
+            });
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(error) => {
+                    terminal::print_error(&error);
+                    return Ok(false);
+                }
+            };
+            if !answer.ids.is_empty() {
+                display.finish()?;
+            }
+            if answer.ids.is_empty() && answer.finish == Finish::Interrupted {
+                self.note("(stopped before the answer began; the message is taken back)");
                 return Ok(false);
             }
-        };
-        if !answer.ids.is_empty() {
-            display.finish()?;
+            self.note(&status(&answer, session, engine));
+            let mut results = Vec::new();
+            if exec && answer.finish == Finish::Stop {
+                results = self.args.tools.results(&answer.calls, &mut terminal::confirm)?;
+            }
+            let going_on = !results.is_empty();
+            match answer.calls.is_empty() {
+                true => self.conversation.answer(answer.text.clone()),
+                false => self.conversation.called(turn(&answer.text, &answer.calls, results)),
+            }
+            self.last = Some(answer);
+            if !going_on {
+                break;
+            }
+            request.tools = request.tools.map(Tools::optional);
         }
-        if answer.ids.is_empty() && answer.finish == Finish::Interrupted {
-            self.note("(stopped before the answer began; the message is taken back)");
-            return Ok(false);
-        }
-        self.note(&status(&answer, session, engine));
-        self.conversation.answer(answer.text.clone());
-        self.last = Some(answer);
         Ok(true)
     }
 

@@ -42,7 +42,9 @@ fn prepare(app: &App, fields: &Fields, form: Form) -> Result<(Asked, Vec<Prompt>
                 let top = fields.whole("top_logprobs", 0..=TOP_LOGPROBS)?.unwrap_or(0);
                 asked.request.top_logprobs = Some(top as usize);
             }
-            vec![Prompt::chat(app.service.engine(), &messages(fields, "messages")?, thinking(fields)?)?]
+            let messages = messages(fields, "messages")?;
+            asked.read_tools(app, fields, &messages)?;
+            vec![Prompt::chat(app.service.engine(), &messages, asked.request.tools.as_ref(), thinking(fields)?)?]
         }
         Form::Text => {
             fields.unsupported("echo", |value| value == false)?;

@@ -4,10 +4,12 @@ use super::App;
 use super::events::{Ear, Heard};
 use super::failure::{Failure, Result};
 use axum::http::StatusCode;
+use cactus::engine::chat::{self, Message};
 use cactus::engine::constrain::response_format;
 use cactus::engine::fields::Fields;
 use cactus::engine::schedule::Job;
 use cactus::engine::thinking::{self, Prompt, Splitter};
+use cactus::engine::tools::{Choice, Tools};
 use cactus::engine::writing::Writing;
 use cactus::engine::{Engine, Request};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -76,6 +78,17 @@ impl Asked {
         })
     }
 
+    /// Reads what an answer to `messages` may call.
+    pub fn read_tools(&mut self, app: &App, fields: &Fields, messages: &[Message]) -> Result<()> {
+        let choice = fields.get("tool_choice").map(Choice::parse).transpose()?.unwrap_or_default();
+        let parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
+        let most = fields.whole("tool_rag_top_k", 0..=u64::from(u32::MAX))?.unwrap_or(0) as usize;
+        let tools = Tools::parse(fields.get("tools").unwrap_or(&serde_json::Value::Null), &choice, parallel)?;
+        let few = |tools: Tools| tools.few(most, chat::last_question(messages), app.service.engine());
+        self.request.tools = tools.map(few).transpose()?;
+        Ok(())
+    }
+
     /// The jobs for answers to several prompts, and where their answers arrive: choice `i` answers prompt
     /// `i / self.count`. `chat`: reasoning is told from the answer.
     pub fn jobs(&self, engine: &Engine, prompts: Vec<Prompt>, chat: bool) -> Result<(Vec<Job>, UnboundedReceiver<Heard>)> {
@@ -92,7 +105,8 @@ impl Asked {
                 let param = if chat { "messages" } else { "prompt" };
                 return Err(Failure::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message).of(param));
             }
-            Writing::check(engine, &prompt.ids, &self.request)?;
+            let about = |e| if self.request.tools.is_some() { Failure::from(e).of("tools") } else { Failure::from(e) };
+            Writing::check(engine, &prompt.ids, &self.request).map_err(about)?;
             for i in 0..self.count {
                 let mut request = self.request.clone();
                 request.sampling.seed = request.sampling.seed.wrapping_add(i as u64);

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use cactus::engine::Answer;
 use cactus::engine::schedule::Listener;
 use cactus::engine::thinking::Part;
+use cactus::engine::tools::Call;
 use cactus::engine::writing::TokenChoices;
 use cactus::error::Result;
 use serde_json::Value;
@@ -31,6 +32,7 @@ pub struct Heard {
 pub enum Said {
     Thought(String),
     Answer(String),
+    Call(Call),
     End(Box<Result<Answer>>),
 }
 
@@ -45,6 +47,7 @@ impl Listener for Ear {
         let said = match part {
             Part::Thought(text) => Said::Thought(text.to_owned()),
             Part::Answer(text) => Said::Answer(text.to_owned()),
+            Part::Call(call) => Said::Call(call.clone()),
         };
         let _ = self.to.send(Heard { choice: self.choice, said, tokens: std::mem::take(choices) });
     }

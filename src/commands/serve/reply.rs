@@ -59,6 +59,7 @@ impl Usage {
 
 pub fn finish_reason(answer: &Answer) -> &'static str {
     match answer.finish {
+        Finish::Stop if !answer.calls.is_empty() => "tool_calls",
         Finish::Stop => "stop",
         Finish::Length | Finish::Context | Finish::Interrupted => "length",
     }
@@ -128,6 +129,13 @@ impl Reply {
                 if let Some(thought) = &answer.thinking {
                     message["reasoning_content"] = thought.clone().into();
                 }
+                if !answer.calls.is_empty() {
+                    message["tool_calls"] =
+                        answer.calls.iter().map(|call| call.message(Some(&self.app.fresh_id("call")))).collect();
+                    if answer.text.is_empty() {
+                        message["content"] = Value::Null;
+                    }
+                }
                 json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
             }
             Form::Text => json!({"index": index, "text": answer.text, "logprobs": logprobs, "finish_reason": reason}),
@@ -154,7 +162,7 @@ impl Reply {
 
     async fn stream(self, mut from: UnboundedReceiver<Heard>, count: usize, events: Events) {
         let mut usage = Usage::default();
-        let mut left = count;
+        let (mut left, mut calls) = (count, vec![0; count]);
         if self.form == Form::Chat {
             for i in 0..count {
                 let start = json!({"role": "assistant", "content": "", "refusal": null});
@@ -165,6 +173,12 @@ impl Reply {
             let chunk = match said {
                 Said::Thought(text) => self.chunk(choice, json!({"reasoning_content": text}), &tokens, None),
                 Said::Answer(text) => self.chunk(choice, json!({"content": text}), &tokens, None),
+                Said::Call(call) => {
+                    let mut call = call.message(Some(&self.app.fresh_id("call")));
+                    call["index"] = calls[choice].into();
+                    calls[choice] += 1;
+                    self.chunk(choice, json!({"tool_calls": [call]}), &tokens, None)
+                }
                 Said::End(outcome) => match *outcome {
                     Err(error) => {
                         events.data(&Failure::from(error).json()).await;

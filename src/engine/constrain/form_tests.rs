@@ -1,8 +1,13 @@
 use super::super::tokenizer::Tokenizer;
 use super::*;
 
-/// A byte-level tokenizer whose tokens are the 256 bytes, `more`, and an end-of-text token.
 fn byte_level(more: &[&str]) -> TokenTrie {
+    let tokenizer = byte_tokenizer(more, &[]);
+    TokenTrie::new(&tokenizer, tokenizer.vocab_len() + 39).unwrap()
+}
+
+/// A byte-level tokenizer whose tokens are the 256 bytes, `more`, an end-of-text token, and the control tokens `special`.
+pub(in crate::engine) fn byte_tokenizer(more: &[&str], special: &[&str]) -> Arc<Tokenizer> {
     let letter = |byte: u8| match byte {
         0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
         0x00..=0x20 => char::from_u32(0x100 + u32::from(byte)).unwrap(),
@@ -17,16 +22,32 @@ fn byte_level(more: &[&str]) -> TokenTrie {
         vocab.insert(text.bytes().map(letter).collect(), (256 + at).into());
     }
     let end = vocab.len();
+    let special = (end..).zip(["<end>"].iter().chain(special)).map(|(id, text)| {
+        json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true})
+    });
     let json = json!({
         "version": "1.0",
-        "added_tokens": [{"id": end, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true}],
+        "added_tokens": special.collect::<Vec<_>>(),
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
         "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     });
-    let tokenizer = Tokenizer::from_text(&json.to_string(), &json!({"eos_token": "<end>"}), None).unwrap();
-    TokenTrie::new(&Arc::new(tokenizer), end + 40).unwrap()
+    Arc::new(Tokenizer::from_text(&json.to_string(), &json!({"eos_token": "<end>"}), None).unwrap())
+}
+
+/// How many of the tokens of `ids` a form takes, and whether the answer may end there.
+pub(in crate::engine) fn walk(trie: &TokenTrie, constraint: &Constraint, ids: &[u32], end: u32) -> (usize, bool) {
+    let mut form = Constrained::over(trie, constraint).unwrap();
+    let allows = |form: &mut Constrained, id: u32| form.mask().unwrap().is_none_or(|mask| allows(mask, id));
+    for (at, id) in ids.iter().enumerate() {
+        if form.finished() || !allows(&mut form, *id) {
+            return (at, false);
+        }
+        form.commit(*id).unwrap();
+    }
+    let ends = form.finished() || allows(&mut form, end);
+    (ids.len(), ends)
 }
 
 /// A tokenizer of whole pieces, a byte each for the rest, as sentencepiece makes them.
@@ -66,16 +87,8 @@ fn allows(mask: &[u32], id: u32) -> bool {
 
 /// How far a text gets, and whether the answer may end there.
 fn read(constraint: &Constraint, text: &str) -> (usize, bool) {
-    const END: u32 = 256;
-    let mut form = Constrained::over(bytes(), constraint).unwrap();
-    for (at, byte) in text.bytes().enumerate() {
-        if form.finished() || !allows(form.mask().unwrap(), byte.into()) {
-            return (at, false);
-        }
-        form.commit(byte.into()).unwrap();
-    }
-    let ends = form.finished() || allows(form.mask().unwrap(), END);
-    (text.len(), ends)
+    let ids: Vec<u32> = text.bytes().map(u32::from).collect();
+    walk(bytes(), constraint, &ids, 256)
 }
 
 fn takes(constraint: &Constraint, text: &str) -> bool {
@@ -433,7 +446,7 @@ fn forced_text_is_given_as_tokens() {
     form.forced(7, &mut forced);
     assert!(!forced.is_empty());
     for id in forced {
-        let mask = form.mask().unwrap();
+        let mask = form.mask().unwrap().unwrap();
         assert!(allows(mask, id) && mask.iter().map(|word| word.count_ones()).sum::<u32>() == 1);
         form.commit(id).unwrap();
     }
@@ -482,12 +495,12 @@ fn tokens_have_the_bytes_that_are_decoded() {
         // A character that is no piece is its bytes, and a space in front is refused where it would be lost.
         let mut form = Constrained::over(&trie, &Constraint::regex(" ?[{ß]").unwrap()).unwrap();
         let space = tokenizer.token_id("▁{").unwrap();
-        assert_eq!(allows(form.mask().unwrap(), space), !drops);
-        assert!(!allows(form.mask().unwrap(), width as u32 - 1), "a row without a token");
+        assert_eq!(allows(form.mask().unwrap().unwrap(), space), !drops);
+        assert!(!allows(form.mask().unwrap().unwrap(), width as u32 - 1), "a row without a token");
         if bytes {
             for byte in "ß".bytes() {
                 let id = tokenizer.token_id(&format!("<0x{byte:02X}>")).unwrap();
-                assert!(allows(form.mask().unwrap(), id));
+                assert!(allows(form.mask().unwrap().unwrap(), id));
                 form.commit(id).unwrap();
             }
             assert!(form.finished());

@@ -254,7 +254,7 @@ fn prompt(engine: &Engine, task: &Task, manner: &Manner) -> Result<Prompt> {
             Err(Error::usage("this is a base model without a chat template")
                 .with_hint("give --raw, or \"raw\": true in the line"))
         }
-        Content::Chat(messages) => Prompt::chat(engine, messages, manner.think),
+        Content::Chat(messages) => Prompt::chat(engine, messages, None, manner.think),
     }
 }
 

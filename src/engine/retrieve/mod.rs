@@ -4,7 +4,7 @@
 mod chunk;
 mod files;
 mod store;
-mod words;
+pub(super) mod words;
 
 use super::embed::Embedder;
 use crate::error::{Error, Result};
@@ -172,12 +172,9 @@ impl Corpus {
     /// The passages that belong to `question`, at most `top`, the best one first. `embedder` is the one that the folder was
     /// read with.
     pub fn search(&self, question: &str, by: By, top: usize, embedder: &Embedder) -> Result<Vec<Hit<'_>>> {
-        let mut scores = vec![0.0; self.passages.len()];
-        let mut add = |ranking: Vec<usize>| {
-            ranking.into_iter().enumerate().for_each(|(rank, at)| scores[at] += 1.0 / (FUSION + 1.0 + rank as f64));
-        };
+        let mut rankings = Vec::new();
         if by != By::Meaning {
-            add(self.words.rank(question, RANKED));
+            rankings.push(self.words.rank(question, RANKED));
         }
         if by != By::Words {
             let question = embedder.embed(&[question], true, &|| false)?.remove(0).values;
@@ -186,13 +183,22 @@ impl Corpus {
             let mut ranking: Vec<usize> = (0..likeness.len()).collect();
             ranking.sort_by(|a, b| likeness[*b].total_cmp(&likeness[*a]));
             ranking.truncate(RANKED);
-            add(ranking);
+            rankings.push(ranking);
         }
-        let mut found: Vec<usize> = (0..scores.len()).filter(|at| scores[*at] > 0.0).collect();
-        found.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-        found.truncate(top);
-        Ok(found.into_iter().map(|at| Hit { passage: &self.passages[at], score: scores[at] }).collect())
+        let found = fused(self.passages.len(), rankings).into_iter().take(top);
+        Ok(found.map(|(at, score)| Hit { passage: &self.passages[at], score }).collect())
     }
+}
+
+/// Reciprocal rank fusion of rankings of `count` things: those that any has, with their scores, the best first.
+pub(super) fn fused(count: usize, rankings: impl IntoIterator<Item = Vec<usize>>) -> Vec<(usize, f64)> {
+    let mut scores = vec![0.0; count];
+    for ranking in rankings {
+        ranking.into_iter().enumerate().for_each(|(rank, at)| scores[at] += 1.0 / (FUSION + 1.0 + rank as f64));
+    }
+    let mut found: Vec<(usize, f64)> = scores.into_iter().enumerate().filter(|(_, score)| *score > 0.0).collect();
+    found.sort_by(|a, b| b.1.total_cmp(&a.1));
+    found
 }
 
 /// What a model is told about passages, behind `system` if there is one.
