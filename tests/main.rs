@@ -27,3 +27,4 @@ mod resume;
 mod schedule;
 mod serve;
 mod support;
+mod tools;

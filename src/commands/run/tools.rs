@@ -99,3 +99,18 @@ fn run(command: &str, call: &Call) -> Result<String> {
     }
     Ok(text)
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_command_prints_is_its_result() {
+        let call = Call { name: "f".into(), arguments: serde_json::Map::from_iter([("a".into(), "b\n".into())]) };
+        assert_eq!(run("echo $CACTUS_TOOL_NAME; cat", &call).unwrap(), "f\n{\"a\":\"b\\n\"}");
+        assert_eq!(run("echo half; exit 3", &call).unwrap(), "error: exit status: 3\nhalf");
+        // One that prints much and reads nothing.
+        let long = run("yes | head -c 200000", &call).unwrap();
+        assert!(long.len() < LONGEST + 20 && long.ends_with("[cut here]"));
+    }
+}

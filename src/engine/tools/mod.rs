@@ -63,7 +63,7 @@ pub enum Choice {
     None,
     /// At least one call.
     Required,
-    /// A call of this tool.
+    /// One call of this tool.
     Named(String),
 }
 
@@ -150,6 +150,7 @@ impl Tools {
                 true
             }
         };
+        let parallel = parallel && !matches!(choice, Choice::Named(_));
         Ok(Some(Tools { list: Arc::new(tools), forced, parallel }))
     }
 

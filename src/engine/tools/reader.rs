@@ -28,11 +28,11 @@ pub(in crate::engine) struct Reader {
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// Nothing said yet, where a call is the whole answer.
+    /// Nothing said yet, where a call may be the whole answer.
     Start,
-    /// That may be a call.
+    /// It may be one.
     Whole,
-    /// That is none.
+    /// It is none, and none can come.
     Prose,
     /// Between calls.
     Outside,
@@ -73,7 +73,8 @@ impl Line {
 
 impl Reader {
     pub fn new(notation: Notation, tools: Tools) -> Self {
-        let place = if notation.marks().is_some() { Place::Outside } else { Place::Start };
+        // Some models leave out the marks of JSON.
+        let place = if matches!(notation, Notation::Hermes | Notation::Llama3) { Place::Start } else { Place::Outside };
         Reader { notation, tools, place, held: String::new(), line: Line::default(), behind: false }
     }
 
@@ -82,12 +83,12 @@ impl Reader {
         loop {
             match self.place {
                 Place::Start => {
-                    let words = self.held.trim_start();
-                    if words.is_empty() || (words.len() < PYTHON_TAG.len() && PYTHON_TAG.starts_with(words)) {
-                        return;
-                    }
-                    let call = words.starts_with(['{', '[']) || words.starts_with(PYTHON_TAG);
-                    self.place = if call { Place::Whole } else { Place::Prose };
+                    let Some(call) = self.may_be_whole() else { return };
+                    self.place = match self.notation.marks() {
+                        _ if call => Place::Whole,
+                        Some(_) => Place::Outside,
+                        None => Place::Prose,
+                    };
                 }
                 Place::Whole => return,
                 Place::Prose => return self.say(self.held.len(), on_event),
@@ -109,7 +110,7 @@ impl Reader {
     pub fn finish(&mut self, on_event: OnEvent) {
         match self.place {
             Place::Start | Place::Prose | Place::Outside => {}
-            Place::Whole => match self.notation.parse(&self.held, &self.tools) {
+            Place::Whole => match self.notation.parse(unfenced(&self.held), &self.tools) {
                 Some(calls) => return calls.into_iter().for_each(|call| on_event(Event::Call(call))),
                 None => self.place = Place::Prose,
             },
@@ -133,6 +134,22 @@ impl Reader {
             return self.held.clear();
         }
         self.say(self.held.len(), on_event);
+    }
+
+    /// Whether the answer begins as a call that is all of it; `None` if that cannot be told yet.
+    fn may_be_whole(&self) -> Option<bool> {
+        let begun: String = self.held.chars().filter(|c| !c.is_whitespace()).collect();
+        let mut open = false;
+        for tool in self.tools.list() {
+            for lead in ["", "[", "```json", "```json[", "```", PYTHON_TAG] {
+                let call = format!("{lead}{{\"name\":\"{}\"", tool.name);
+                if begun.starts_with(&call) {
+                    return Some(true);
+                }
+                open |= call.starts_with(&begun);
+            }
+        }
+        if open { None } else { Some(false) }
     }
 
     /// Looks for the beginning of a call. True if there is more to be told.
@@ -201,6 +218,12 @@ impl Reader {
         }
         self.held = rest;
     }
+}
+
+/// What stands in a block of code that is the whole text.
+fn unfenced(text: &str) -> &str {
+    let inner = text.trim().strip_prefix(FENCE).and_then(|text| text.strip_suffix(FENCE));
+    inner.map_or(text, |inner| inner.strip_prefix("json").unwrap_or(inner))
 }
 
 /// Whether a call may begin so; `None` if that cannot be told yet.

@@ -79,7 +79,12 @@ fn prose_that_only_looks_like_a_call() {
         "The mark is <tool_call>",
         "<tool_call> is the mark",
         "```\n<tool_call>{\"name\": \"now\"}</tool_call>\n```\n",
-        "{\"name\": \"now\", \"arguments\": {}}",
+        "So: {\"name\": \"now\", \"arguments\": {}}",
+        "{\"name\": \"now\", \"arguments\": {}} is a call",
+        "{\"name\": \"now\", \"arguments\": {",
+        "{\"name\": \"nowhere\"}",
+        "```json\n{\"name\": \"now\"}\n```\nis a call",
+        "```python\nprint()\n```",
         "a < b, <tool",
     ] {
         check(HERMES, text, json!([text]));
@@ -96,6 +101,9 @@ fn prose_that_only_looks_like_a_call() {
 fn a_call_that_is_the_whole_answer() {
     let call = json!([["get_weather", {"city": "Oslo"}]]);
     check(Notation::Llama3, " {\"name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\"}}\n", call.clone());
+    check(HERMES, "{\"name\":\"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}", call.clone());
+    check(HERMES, "```json\n{\n  \"name\": \"get_weather\",\n  \"arguments\": {\"city\": \"Oslo\"}\n}\n```", call.clone());
+    check(HERMES, "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}]", call.clone());
     check(Notation::Llama3, "<|python_tag|>{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\"}}", call);
 }
 
