@@ -38,7 +38,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Answer a prompt, or chat when there is none
-    Run(run::Args),
+    Run(Box<run::Args>),
     /// Answer over HTTP, as clients of OpenAI's API expect it
     Serve(serve::Args),
     /// Convert a checkpoint to a bundle of small weights

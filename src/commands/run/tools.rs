@@ -31,7 +31,7 @@ pub struct ToolArgs {
     #[arg(long, value_name = "COMMAND", requires = "tools", conflicts_with = "batch")]
     pub tool_exec: Option<String>,
     /// Do not ask before --tool-exec runs
-    #[arg(long, requires = "tool_exec")]
+    #[arg(long, requires = "tool_exec", conflicts_with = "batch")]
     yes: bool,
 }
 

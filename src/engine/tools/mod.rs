@@ -125,7 +125,7 @@ impl Tools {
         let mut tools: Vec<Tool> = Vec::new();
         for (i, value) in list.iter().enumerate() {
             let tool =
-                Tool::parse(value).map_err(|what| FieldError::new(&format!("tools[{i}]"), format!("tools[{i}]: {what}")))?;
+                Tool::parse(value).map_err(|what| FieldError::new(format!("tools[{i}]"), format!("tools[{i}]: {what}")))?;
             if tools.iter().any(|other| other.name == tool.name) {
                 return Err(wrong(format!("tools[{i}]: there are two tools {:?}", tool.name)));
             }

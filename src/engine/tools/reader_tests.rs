@@ -52,8 +52,8 @@ fn p20_marks_within_arguments_are_text() {
     let (open, close) = ("<|tool_call_start|>", "<|tool_call_end|>");
     let expected = json!([["log", {"entry": format!("a {close} ' \\")}]]);
     check(Notation::Pythonic, &format!("{open}[log(entry=\"a {close} ' \\\\\")]{close}"), expected);
-    let gemma = format!("<start_function_call>call:log{{entry:<escape>\"{{<end_function_call>}}<escape>}}<end_function_call>");
-    check(Notation::FunctionGemma, &gemma, json!([["log", {"entry": "\"{<end_function_call>}"}]]));
+    let gemma = "<start_function_call>call:log{entry:<escape>\"{<end_function_call>}<escape>}<end_function_call>";
+    check(Notation::FunctionGemma, gemma, json!([["log", {"entry": "\"{<end_function_call>}"}]]));
     let gemma = "<|tool_call>call:log{entry:<|\"|>a<tool_call|>\"<|\"|>}<tool_call|>";
     check(Notation::Gemma4, gemma, json!([["log", {"entry": "a<tool_call|>\""}]]));
 }
