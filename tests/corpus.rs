@@ -30,7 +30,7 @@ impl Place {
 
     fn open(&self) -> cactus::error::Result<(Corpus, Report)> {
         let (files, index) = (self.dir.path().join("files"), self.dir.path().join("index"));
-        Corpus::open(&files, &index, &self.embedder, &mut |_, _| {}, &|| false)
+        Corpus::open(&files, Some(&index), &self.embedder, &mut |_, _| {}, &|| false)
     }
 }
 

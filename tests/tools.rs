@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 const CHAT: &str = "/v1/chat/completions";
 
 /// A model of random weights that calls as Qwen does and is told of tools by its template.
-fn home() -> Home {
+pub fn home() -> Home {
     let home = Home::new();
     let checkpoint = home.path().join("checkpoint");
     std::fs::create_dir(&checkpoint).expect("a folder");

@@ -4,6 +4,7 @@ mod batch;
 mod benchmark;
 mod completions;
 mod convert;
+mod corpus;
 mod doctor;
 mod download;
 mod embed;

@@ -18,7 +18,7 @@ use super::terminal::{self, Output, Terminal};
 use super::{Failure, Outcome};
 use cactus::engine::chat::{Message, Role, last_question};
 use cactus::engine::response::THRESHOLD;
-use cactus::engine::retrieve::Passage;
+use cactus::engine::retrieve::Grounds;
 use cactus::engine::sampler::Sampling;
 use cactus::engine::thinking::{Part, Prompt, Think};
 use cactus::engine::tools::{Tools, turn};
@@ -210,8 +210,8 @@ fn run_work(args: &Args, started: Instant) -> Outcome {
     let outcome = match work {
         Work::Prompt(prompt, output) => {
             let found = args.passages(&engine, &prompt, &mut terminal)?;
-            let asked = Asked { system: found.system.as_deref().or(asked.system), ..asked };
-            one(args, &asked, &prompt, output, &found.sources, &mut stats, &terminal)
+            let system = found.as_ref().map(|grounds| grounds.system.as_str()).or(asked.system);
+            one(args, &Asked { system, ..asked }, &prompt, output, found.as_ref(), &mut stats, &terminal)
         }
         Work::Batch(batch) => many(args, &asked, batch, &mut stats, &mut terminal),
         Work::Chat => return repl::run(args, engine, small, &request, &mut terminal),
@@ -286,7 +286,7 @@ fn one(
     asked: &Asked,
     prompt: &str,
     output: Output,
-    sources: &[Passage],
+    grounds: Option<&Grounds>,
     stats: &mut Stats,
     terminal: &Terminal,
 ) -> Outcome {
@@ -330,17 +330,16 @@ fn one(
     let mut output = display.into_inner().finish()?;
     if args.json {
         let mut value = response::completion(&answer, THRESHOLD);
-        if args.corpus.is_some() {
-            let source = |p: &Passage| json!({ "file": p.file, "first_line": p.first, "last_line": p.last });
-            value["sources"] = sources.iter().map(source).collect();
+        if let Some(grounds) = grounds {
+            value["sources"] = grounds.json();
         }
         if exec {
             value["called"] = called.into();
         }
         output.write(&format!("{value}\n"))?;
     }
-    if !sources.is_empty() {
-        let places: Vec<String> = sources.iter().map(|passage| format!("  {}", passage.place())).collect();
+    if let Some(grounds) = grounds.filter(|grounds| !grounds.sources.is_empty()) {
+        let places: Vec<String> = grounds.sources.iter().map(|(passage, _)| format!("  {}", passage.place())).collect();
         terminal.note(&format!("sources:\n{}", places.join("\n")));
     }
     // All but the last token of a prompt that was known is known still.

@@ -12,17 +12,21 @@ mod reply;
 mod responses;
 mod routes;
 
-use super::Outcome;
 use super::model_options::{EngineArgs, ModelArgs, memory_warning};
 use super::settings;
 use super::terminal::Terminal;
+use super::{Outcome, corpus};
 use access::Access;
 use axum::http::StatusCode;
 use cactus::engine::Request;
+use cactus::engine::chat::Message;
 use cactus::engine::embed::Embedder;
+use cactus::engine::retrieve::{Folder, Grounds};
 use cactus::engine::service::Service;
 use cactus::error::{Error, Kind};
+use serde_json::Value;
 use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -60,9 +64,14 @@ pub struct Args {
     /// Bytes of a request at most
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     body_limit: usize,
-    /// An embedding model for /v1/embeddings [default: states of the chat model, which tell likeness less well]
+    /// An embedding model for /v1/embeddings and --corpus [default: states of the chat model, which tell likeness less well;
+    /// with --corpus, minilm where it is converted]
     #[arg(long, value_name = "MODEL")]
     embedding_model: Option<String>,
+    /// Answer from the files of this folder: the passages that belong to the last question are read first, and listed beside
+    /// the answer
+    #[arg(long, value_name = "DIR")]
+    corpus: Option<PathBuf>,
     #[command(flatten)]
     engine: EngineArgs,
     /// Only errors
@@ -72,9 +81,10 @@ pub struct Args {
 
 impl Args {
     fn embedder(&self, terminal: &mut Terminal) -> Result<Option<Embedder<'static>>, Error> {
-        let Some(name) = &self.embedding_model else { return Ok(None) };
-        let opened = Embedder::load(&ModelArgs::named(name).bundle(terminal)?, &self.engine.machine.options(None)?);
-        opened.map(Some).map_err(|e| e.context("embedding model"))
+        if self.embedding_model.is_none() && self.corpus.is_none() {
+            return Ok(None);
+        }
+        corpus::embedder(self.embedding_model.as_deref(), &self.engine.machine, terminal)
     }
 }
 
@@ -87,6 +97,7 @@ struct App {
     names: Vec<String>,
     created: u64,
     embedder: Option<Embedder<'static>>,
+    corpus: Option<Folder>,
     defaults: Request,
     access: Access,
     body_limit: usize,
@@ -98,6 +109,24 @@ struct App {
 }
 
 impl App {
+    /// Calls `work` with the model that makes vectors.
+    fn with_embedder<T>(&self, work: impl FnOnce(&Embedder) -> failure::Result<T>) -> failure::Result<T> {
+        match &self.embedder {
+            Some(embedder) => work(embedder),
+            None => work(&Embedder::of(self.service.engine())?),
+        }
+    }
+
+    /// Puts the passages that belong to the last question into the messages; tells them for programs.
+    fn ground(&self, messages: &mut Vec<Message>) -> failure::Result<Option<Value>> {
+        let Some(folder) = &self.corpus else { return Ok(None) };
+        self.with_embedder(|embedder| {
+            let reading = folder.read(embedder, &mut |_, _| {}, &|| false)?;
+            let grounds = Grounds::put_into(messages, &reading.corpus, self.service.engine(), embedder)?;
+            Ok(Some(grounds.json()))
+        })
+    }
+
     /// Says on standard error what happens.
     fn log(&self, text: &str) {
         self.terminal.note(text);
@@ -147,6 +176,11 @@ pub fn run(args: &Args) -> Outcome {
         terminal.note(&warning);
     }
     let embedder = args.embedder(&mut terminal)?;
+    let folder = match (&args.corpus, &embedder) {
+        (None, _) => None,
+        (Some(dir), Some(embedder)) => Some(opened(dir, embedder, &mut terminal)?),
+        (Some(dir), None) => Some(opened(dir, &Embedder::of(&engine)?, &mut terminal)?),
+    };
     let source = engine.bundle.manifest.source.name.clone();
     let short = source.rsplit('/').next().unwrap_or(&source).to_owned();
     let names = args.alias.iter().cloned().chain([short, args.model.name().to_owned()]).collect();
@@ -157,6 +191,7 @@ pub fn run(args: &Args) -> Outcome {
         names,
         created: now(),
         embedder,
+        corpus: folder,
         defaults,
         terminal,
         access: Access { key: args.api_key.clone(), origins: args.allow_origin.clone(), hosts: args.allow_host.clone() },
@@ -175,6 +210,13 @@ pub fn run(args: &Args) -> Outcome {
     app.service.close();
     app.log("stopped");
     Ok(())
+}
+
+/// The folder `dir`, read.
+fn opened(dir: &Path, embedder: &Embedder, terminal: &mut Terminal) -> Result<Folder, Error> {
+    let folder = corpus::folder(dir, embedder)?;
+    corpus::read(&folder, embedder, terminal)?;
+    Ok(folder)
 }
 
 async fn serve(app: Arc<App>, listener: std::net::TcpListener) -> std::io::Result<()> {

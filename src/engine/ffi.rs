@@ -4,6 +4,8 @@
 //! a zero byte; what goes out is written into buffers of the caller, with a zero byte at the end.
 #![allow(unsafe_code)]
 
+pub mod index;
+
 use super::handle::{Asked, Handle};
 use super::response::{self, THRESHOLD};
 use crate::error::{Error, Kind, Result};
@@ -138,22 +140,21 @@ impl Buffer {
     }
 }
 
-/// Opens the bundle in the folder `model_path`. Null after an error.
+/// Opens the bundle in the folder `model_path`, a chat model or an embedding model. Answers come from the files in
+/// `corpus_dir`, if that is not null; what was read of them is kept in its folder `.cactus` with `cache_index`. Null after an
+/// error.
 ///
 /// # Safety
 /// Strings are null or C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cactus_init(model_path: *const c_char, corpus_dir: *const c_char, cache_index: bool) -> *mut c_void {
-    let _ = cache_index;
     guarded(
         |_| std::ptr::null_mut(),
         || {
             // SAFETY: the caller's promise.
             let (path, corpus) = unsafe { (needed(model_path, "model_path")?, text(corpus_dir, "corpus_dir")?) };
-            if corpus.is_some() {
-                return Err(Error::unsupported("corpus_dir is not supported yet"));
-            }
-            Ok(Box::into_raw(Box::new(Handle::open(Path::new(path))?)).cast())
+            let corpus = corpus.filter(|dir| !dir.is_empty()).map(Path::new);
+            Ok(Box::into_raw(Box::new(Handle::open(Path::new(path), corpus, cache_index)?)).cast())
         },
     )
 }
@@ -364,6 +365,60 @@ pub unsafe extern "C" fn cactus_score_window(
             handle(model)?.score_window(std::slice::from_raw_parts(tokens, count), start, end, context)
         })
     }
+}
+
+/// The vector of a text. Floats written, -1, or -2 when `bytes` are too few; `dim` is set to their number in both good cases. A
+/// null buffer only asks for it. The length is 1 with `normalize`.
+///
+/// # Safety
+/// `model` comes from [`cactus_init`], `out` is null or has room for `bytes`, `dim` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cactus_embed(
+    model: *mut c_void,
+    text: *const c_char,
+    out: *mut f32,
+    bytes: usize,
+    dim: *mut usize,
+    normalize: bool,
+) -> c_int {
+    guarded(
+        |_| FAILED,
+        || {
+            // SAFETY: the caller's promises; values are written only where there is room.
+            unsafe {
+                let vector = handle(model)?.embed(needed(text, "text")?, normalize)?;
+                if !dim.is_null() {
+                    *dim = vector.len();
+                }
+                if out.is_null() {
+                    return Ok(0);
+                }
+                if size_of_val(vector.as_slice()) > bytes {
+                    return Ok(TOO_SMALL);
+                }
+                std::ptr::copy_nonoverlapping(vector.as_ptr(), out, vector.len());
+                Ok(c_int::try_from(vector.len()).unwrap_or(c_int::MAX))
+            }
+        },
+    )
+}
+
+/// The passages of the corpus that belong to a question, `top_k` at most (0: five), as
+/// `{"chunks": [{"score", "source", "content"}]}`; without a corpus there are none. Bytes written, or -1.
+///
+/// # Safety
+/// As [`cactus_complete`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cactus_rag_query(
+    model: *mut c_void,
+    query: *const c_char,
+    buffer: *mut c_char,
+    size: usize,
+    top_k: usize,
+) -> c_int {
+    let out = Buffer { start: buffer, size };
+    // SAFETY: the caller's promises.
+    unsafe { out.respond(|| handle(model)?.passages(needed(query, "query")?, top_k)) }
 }
 
 /// The last error of this thread; never null, and valid until its next call.

@@ -2,11 +2,13 @@
 //! the fields.
 
 use super::chat::{self, Message};
+use super::embed::Embedder;
 use super::evaluate::metrics::Softmax;
 use super::fields::{FieldError, Fields};
 use super::generate::{Answer, Request};
 use super::load::{self, Engine, LoadOptions};
 use super::response::{self, THRESHOLD};
+use super::retrieve::{self, Folder, Grounds, Hit};
 use super::sampler::Sampling;
 use super::schedule::{Job, Listener};
 use super::service::Service;
@@ -15,22 +17,30 @@ use super::tools::{self, Choice, Tools};
 use super::writing::TokenChoices;
 use crate::error::{Error, Kind, Result};
 use crate::model::Bundle;
+use crate::model::spec::Spec;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
 /// Tokens of an answer where nothing is said.
 const MAX_TOKENS: u64 = 100;
 /// Tools that the model is shown where nothing is said.
 const TOOLS: u64 = 2;
+/// Pieces that are written ahead of what the caller has seen, so that a stop comes in time.
+const AHEAD: usize = 4;
 
 /// An opened model. It may be used from several threads; answers are written one after the other.
 pub struct Handle {
-    engine: Arc<Engine>,
-    service: Mutex<Service>,
+    model: Model,
+    corpus: Option<Folder>,
     stop: Arc<AtomicBool>,
+}
+
+enum Model {
+    Chat { engine: Arc<Engine>, service: Mutex<Service> },
+    Embedding(Box<Embedder<'static>>),
 }
 
 /// What one answer says on its way.
@@ -40,7 +50,7 @@ enum Heard {
 }
 
 struct Ear {
-    to: Sender<Heard>,
+    to: SyncSender<Heard>,
     stop: Arc<AtomicBool>,
 }
 
@@ -64,28 +74,72 @@ impl Listener for Ear {
 }
 
 impl Handle {
-    /// Opens a bundle that `cactus convert` wrote.
-    pub fn open(path: &Path) -> Result<Self> {
+    /// Opens a bundle that `cactus convert` wrote, and reads the folder that answers are to come from, if there is one. What
+    /// was read of it is kept there for the next time with `keep`.
+    pub fn open(path: &Path, corpus: Option<&Path>, keep: bool) -> Result<Self> {
         if !Bundle::is_bundle(path) {
             return Err(
                 Error::not_found(format!("{} is no bundle", path.display())).with_hint("cactus convert MODEL FOLDER makes one")
             );
         }
         let options = LoadOptions { ceiling: load::ceiling()?, ..Default::default() };
-        let engine = Arc::new(Engine::load(path, &options)?);
-        let service = Mutex::new(serve(&engine)?);
-        Ok(Handle { engine, service, stop: Arc::default() })
+        let model = match Bundle::read_manifest(path)?.spec {
+            Spec::Encoder(_) => Model::Embedding(Box::new(Embedder::load(path, &options)?)),
+            _ => {
+                let engine = Arc::new(Engine::load(path, &options)?);
+                Model::Chat { service: Mutex::new(serve(&engine)?), engine }
+            }
+        };
+        let mut handle = Handle { model, corpus: None, stop: Arc::default() };
+        if let Some(dir) = corpus {
+            let name = handle.with_embedder(|embedder| retrieve::index_name(dir, embedder))?;
+            let folder = Folder::new(dir, keep.then(|| dir.join(".cactus").join(name)));
+            if keep {
+                let kept = dir.join(".cactus");
+                std::fs::create_dir_all(&kept).map_err(|e| Error::io("create", &kept, &e))?;
+            }
+            handle.with_embedder(|embedder| folder.read(embedder, &mut |_, _| {}, &|| false))?;
+            handle.corpus = Some(folder);
+        }
+        Ok(handle)
     }
 
-    pub fn engine(&self) -> &Engine {
-        &self.engine
+    fn chat(&self) -> Result<(&Arc<Engine>, &Mutex<Service>)> {
+        match &self.model {
+            Model::Chat { engine, service } => Ok((engine, service)),
+            Model::Embedding(_) => Err(Error::usage("this is an embedding model, it writes no answers")),
+        }
+    }
+
+    fn with_embedder<T>(&self, work: impl FnOnce(&Embedder) -> Result<T>) -> Result<T> {
+        match &self.model {
+            Model::Embedding(embedder) => work(embedder),
+            Model::Chat { engine, .. } => work(&Embedder::of(engine)?),
+        }
     }
 
     /// Forgets what was read.
     pub fn reset(&self) -> Result<()> {
-        let mut service = self.service.lock().unwrap_or_else(|e| e.into_inner());
-        *service = serve(&self.engine)?;
+        let (engine, service) = self.chat()?;
+        *service.lock().unwrap_or_else(|e| e.into_inner()) = serve(engine)?;
         Ok(())
+    }
+
+    /// The vector of a text; of length 1 with `normalize`, else as the model gives it.
+    pub fn embed(&self, text: &str, normalize: bool) -> Result<Vec<f32>> {
+        self.with_embedder(|embedder| Ok(embedder.embed(&[text], normalize, &|| false)?.remove(0).values))
+    }
+
+    /// The passages of the folder that belong to a question, `top` at most (0: five): `{"chunks": [{"score", "source", "content"}]}`.
+    pub fn passages(&self, question: &str, top: usize) -> Result<Value> {
+        let Some(folder) = &self.corpus else { return Ok(json!({"chunks": []})) };
+        let top = if top == 0 { retrieve::TOP } else { top };
+        self.with_embedder(|embedder| {
+            let reading = folder.read(embedder, &mut |_, _| {}, &|| false)?;
+            let hits = reading.corpus.search(question, retrieve::By::Both, top, embedder)?;
+            let chunk = |hit: &Hit| json!({"score": hit.score, "source": hit.passage.place(), "content": hit.passage.text});
+            Ok(json!({"chunks": hits.iter().map(chunk).collect::<Vec<_>>()}))
+        })
     }
 
     /// Ends the answer that is being written, from another thread or from its own pieces.
@@ -95,14 +149,18 @@ impl Handle {
 
     /// Answers a conversation; the completion response.
     pub fn complete(&self, asked: &Asked, on_piece: &mut dyn FnMut(&str, u32)) -> Result<Value> {
-        let (prompt, options) = self.prompt(asked)?;
+        let Read { prompt, options, sources } = self.prompt(asked)?;
         let answer = self.answer(prompt, options.request, on_piece)?;
-        Ok(response::completion(&answer, options.threshold.unwrap_or(THRESHOLD)))
+        let mut response = response::completion(&answer, options.threshold.unwrap_or(THRESHOLD));
+        if let Some(sources) = sources {
+            response["sources"] = sources;
+        }
+        Ok(response)
     }
 
     /// Reads a conversation, so that an answer to it can begin sooner; the prefill response.
     pub fn prefill(&self, asked: &Asked) -> Result<Value> {
-        let (prompt, mut options) = self.prompt(asked)?;
+        let Read { prompt, mut options, .. } = self.prompt(asked)?;
         options.request.max_tokens = 1;
         // Nothing is to be said, so nothing holds it to a form.
         options.request.tools = None;
@@ -119,14 +177,15 @@ impl Handle {
 
     /// The prompt that a conversation becomes.
     pub fn render(&self, asked: &Asked) -> Result<String> {
-        let (messages, options) = self.read(asked)?;
-        let rendered = thinking::render(&self.engine, &messages, options.request.tools.as_ref(), Some(options.think))?;
+        let (messages, options, _) = self.read(asked)?;
+        let (engine, _) = self.chat()?;
+        let rendered = thinking::render(engine, &messages, options.request.tools.as_ref(), Some(options.think))?;
         Ok(rendered.text().into_owned())
     }
 
     /// Ids of a text, without those that begin or end one.
     pub fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        self.engine.tokenizer.encode(text, false)
+        self.with_embedder(|embedder| embedder.tokenizer().encode(text, false))
     }
 
     /// How likely the model finds the tokens `start..end`, seen from at most `context` tokens before them: the sum of the
@@ -135,14 +194,15 @@ impl Handle {
         if start >= end || end > ids.len() {
             return Err(Error::usage(format!("the window {start} to {end} is not within {} tokens", ids.len())));
         }
+        let (engine, _) = self.chat()?;
         let first = start.saturating_sub(context.max(1));
         let seen = &ids[first..end];
-        if seen.len() > self.engine.context() {
-            let message = format!("{} tokens do not fit the context of {}", seen.len(), self.engine.context());
+        if seen.len() > engine.context() {
+            let message = format!("{} tokens do not fit the context of {}", seen.len(), engine.context());
             return Err(Error::usage(message));
         }
-        let vocab = self.engine.vocab();
-        let logits = self.engine.score(&seen[..seen.len() - 1])?;
+        let vocab = engine.vocab();
+        let logits = engine.score(&seen[..seen.len() - 1])?;
         let mut sum = 0.0f64;
         let mut tokens = 0;
         for (row, &id) in logits.chunks_exact(vocab).zip(&seen[1..]).skip((start - first).saturating_sub(1)) {
@@ -152,34 +212,45 @@ impl Handle {
         Ok(json!({"success": true, "logprob": sum, "tokens": tokens}))
     }
 
-    fn prompt(&self, asked: &Asked) -> Result<(Prompt, Options)> {
-        let (messages, options) = self.read(asked)?;
-        let prompt = Prompt::chat(&self.engine, &messages, options.request.tools.as_ref(), Some(options.think))?;
-        Ok((prompt, options))
+    fn prompt(&self, asked: &Asked) -> Result<Read> {
+        let (messages, options, sources) = self.read(asked)?;
+        let (engine, _) = self.chat()?;
+        let prompt = Prompt::chat(engine, &messages, options.request.tools.as_ref(), Some(options.think))?;
+        Ok(Read { prompt, options, sources })
     }
 
-    fn read(&self, asked: &Asked) -> Result<(Vec<Message>, Options)> {
+    fn read(&self, asked: &Asked) -> Result<(Vec<Message>, Options, Option<Value>)> {
+        let (engine, _) = self.chat()?;
         let mut options = Options::parse(asked.options)?;
-        let messages: Vec<Message> = serde_json::from_str(asked.messages).map_err(|e| Error::usage(format!("messages: {e}")))?;
+        let mut messages: Vec<Message> =
+            serde_json::from_str(asked.messages).map_err(|e| Error::usage(format!("messages: {e}")))?;
         if messages.is_empty() {
             return Err(Error::usage("messages: there are none"));
         }
         if let Some(text) = asked.tools.filter(|text| !text.trim().is_empty()) {
             let choice = if options.force_tools { Choice::Required } else { Choice::Auto };
             let tools = tools::read(text, &choice)?;
-            let few = |tools: Tools| tools.few(options.tool_rag_top_k, chat::last_question(&messages), &self.engine);
+            let few = |tools: Tools| tools.few(options.tool_rag_top_k, chat::last_question(&messages), engine);
             options.request.tools = tools.map(few).transpose()?;
         }
-        Ok((messages, options))
+        let ground = |folder: &Folder| {
+            self.with_embedder(|embedder| {
+                let reading = folder.read(embedder, &mut |_, _| {}, &|| false)?;
+                Ok(Grounds::put_into(&mut messages, &reading.corpus, engine, embedder)?.json())
+            })
+        };
+        let sources = self.corpus.as_ref().map(ground).transpose()?;
+        Ok((messages, options, sources))
     }
 
     fn answer(&self, prompt: Prompt, request: Request, on_piece: &mut dyn FnMut(&str, u32)) -> Result<Answer> {
         self.stop.store(false, Ordering::Relaxed);
-        let (to, from) = channel();
+        let (to, from) = sync_channel(AHEAD);
         let listener = Box::new(Ear { to, stop: self.stop.clone() });
-        let splitter = Splitter::new(thinking::tags(&self.engine), prompt.inside);
+        let (engine, service) = self.chat()?;
+        let splitter = Splitter::new(thinking::tags(engine), prompt.inside);
         let job = Job { prompt: prompt.ids, request, splitter, listener };
-        let taken = self.service.lock().unwrap_or_else(|e| e.into_inner()).submit(vec![job]);
+        let taken = service.lock().unwrap_or_else(|e| e.into_inner()).submit(vec![job]);
         taken.map_err(|_| Error::usage("this model is answering already"))?;
         for heard in from {
             match heard {
@@ -194,6 +265,14 @@ impl Handle {
 /// One answer at a time; the next may come before the last one has quite ended.
 fn serve(engine: &Arc<Engine>) -> Result<Service> {
     Service::start(engine.clone(), 1, 1)
+}
+
+/// A request, read.
+struct Read {
+    prompt: Prompt,
+    options: Options,
+    /// The passages that the answer comes from.
+    sources: Option<Value>,
 }
 
 /// What a caller sends, as JSON.

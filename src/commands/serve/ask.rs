@@ -42,8 +42,8 @@ fn prepare(app: &App, fields: &Fields, form: Form) -> Result<(Asked, Vec<Prompt>
                 let top = fields.whole("top_logprobs", 0..=TOP_LOGPROBS)?.unwrap_or(0);
                 asked.request.top_logprobs = Some(top as usize);
             }
-            let messages = messages(fields, "messages")?;
-            asked.read_tools(app, fields, &messages)?;
+            let mut messages = messages(fields, "messages")?;
+            asked.prepare(app, fields, &mut messages)?;
             vec![Prompt::chat(app.service.engine(), &messages, asked.request.tools.as_ref(), thinking(fields)?)?]
         }
         Form::Text => {

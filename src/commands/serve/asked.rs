@@ -12,6 +12,7 @@ use cactus::engine::thinking::{self, Prompt, Splitter};
 use cactus::engine::tools::{Choice, Tools};
 use cactus::engine::writing::Writing;
 use cactus::engine::{Engine, Request};
+use serde_json::Value;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -28,6 +29,8 @@ pub struct Asked {
     pub stream: bool,
     /// A stream ends with token counts.
     pub include_usage: bool,
+    /// The passages that the answer comes from.
+    pub sources: Option<Value>,
 }
 
 impl Asked {
@@ -74,18 +77,20 @@ impl Asked {
             },
             count: fields.whole("n", 1..=CHOICES)?.unwrap_or(1) as usize,
             stream: fields.flag("stream")?.unwrap_or(false),
-            include_usage: usage.and_then(serde_json::Value::as_bool).unwrap_or(false),
+            include_usage: usage.and_then(Value::as_bool).unwrap_or(false),
+            sources: None,
         })
     }
 
-    /// Reads what an answer to `messages` may call.
-    pub fn read_tools(&mut self, app: &App, fields: &Fields, messages: &[Message]) -> Result<()> {
+    /// Reads what an answer to `messages` may call, and adds what it is to come from.
+    pub fn prepare(&mut self, app: &App, fields: &Fields, messages: &mut Vec<Message>) -> Result<()> {
         let choice = fields.get("tool_choice").map(Choice::parse).transpose()?.unwrap_or_default();
         let parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
         let most = fields.whole("tool_rag_top_k", 0..=u64::from(u32::MAX))?.unwrap_or(0) as usize;
-        let tools = Tools::parse(fields.get("tools").unwrap_or(&serde_json::Value::Null), &choice, parallel)?;
+        let tools = Tools::parse(fields.get("tools").unwrap_or(&Value::Null), &choice, parallel)?;
         let few = |tools: Tools| tools.few(most, chat::last_question(messages), app.service.engine());
         self.request.tools = tools.map(few).transpose()?;
+        self.sources = app.ground(messages)?;
         Ok(())
     }
 

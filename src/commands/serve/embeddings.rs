@@ -17,18 +17,14 @@ const TEXTS: usize = 2048;
 
 pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let body = body::read(request, app.body_limit).await?;
-    super::apart(move || Ok(Json(embed(&app, &Fields::parse(&body)?)?).into_response())).await
+    super::apart(move || {
+        let fields = Fields::parse(&body)?;
+        app.with_embedder(|embedder| Ok(Json(embed(&app, embedder, &fields)?).into_response()))
+    })
+    .await
 }
 
-fn embed(app: &App, fields: &Fields) -> Result<Value> {
-    let lent;
-    let embedder = match &app.embedder {
-        Some(embedder) => embedder,
-        None => {
-            lent = Embedder::of(app.service.engine())?;
-            &lent
-        }
-    };
+fn embed(app: &App, embedder: &Embedder, fields: &Fields) -> Result<Value> {
     let name = if app.embedder.is_some() { &embedder.bundle().manifest.source.name } else { &app.id };
     if let Some(model) = fields.text("model")?.filter(|model| !model.eq_ignore_ascii_case(name)) {
         app.knows(model)?;

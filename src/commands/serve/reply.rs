@@ -109,7 +109,12 @@ impl Reply {
         whole.insert("choices".to_owned(), choices.into());
         whole.insert("usage".to_owned(), usage.json());
         whole.extend(answers.first().map(|(answer, _)| judgement(answer)).unwrap_or_default());
+        whole.extend(self.sources());
         Ok(Json(whole).into_response())
+    }
+
+    fn sources(&self) -> Option<(String, Value)> {
+        Some(("sources".to_owned(), self.asked.sources.clone()?))
     }
 
     fn head(&self, object: &str) -> Map<String, Value> {
@@ -189,6 +194,7 @@ impl Reply {
                         usage.add(&answer, choice % self.asked.count == 0);
                         let mut chunk = self.chunk(choice, json!({}), &tokens, Some(finish_reason(&answer)));
                         chunk.extend(judgement(&answer));
+                        chunk.extend(self.sources());
                         chunk
                     }
                 },

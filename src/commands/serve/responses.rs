@@ -59,7 +59,7 @@ fn prepare(app: &App, fields: &Fields) -> Result<(Asked, Prompt, Option<String>)
     }
     let effort = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort")).and_then(Value::as_str);
     let think = effort.map(|effort| effort != "none");
-    asked.read_tools(app, fields, &messages)?;
+    asked.prepare(app, fields, &mut messages)?;
     let prompt = Prompt::chat(app.service.engine(), &messages, asked.request.tools.as_ref(), think)?;
     Ok((asked, prompt, instructions))
 }
@@ -165,6 +165,7 @@ impl Reply {
         });
         if let (Some(answer), Some(fields)) = (answer, response.as_object_mut()) {
             fields.extend(judgement(answer));
+            fields.extend(self.asked.sources.clone().map(|sources| ("sources".to_owned(), sources)));
         }
         response
     }

@@ -4,11 +4,16 @@
 mod chunk;
 mod files;
 mod store;
+pub mod vector_index;
 pub(super) mod words;
 
+use super::chat::{Message, Role, last_question};
 use super::embed::Embedder;
+use super::load::Engine;
 use crate::error::{Error, Result};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use words::Words;
 
 /// Passages of each ranking that count.
@@ -91,14 +96,14 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// Reads the folder `dir`. What `index` keeps of an earlier time is used for files that did not change; it is written
-    /// again when something changed. `each` is told how many passages of how many have their vectors.
+    /// Reads the folder `dir`. What the file `index` keeps of an earlier time is used for files that did not change; it is
+    /// written again when something changed. `each` is told how many passages of how many have their vectors.
     ///
     /// # Errors
     /// `NotFound` or `Usage` when `dir` is no folder, holds nothing that can be read, or cannot be listed; `Interrupted`.
     pub fn open(
         dir: &Path,
-        index: &Path,
+        index: Option<&Path>,
         embedder: &Embedder,
         each: &mut dyn FnMut(usize, usize),
         stopped: &dyn Fn() -> bool,
@@ -106,7 +111,7 @@ impl Corpus {
         let mut report = Report::default();
         let found = files::list(dir, &mut report)?;
         let key = store::Key::new(dir, embedder)?;
-        let mut kept = store::read(index, &key).unwrap_or_default();
+        let mut kept = index.and_then(|index| store::read(index, &key)).unwrap_or_default();
         let (mut entries, mut waiting) = (Vec::with_capacity(found.len()), Vec::new());
         let before = kept.len();
         for file in found {
@@ -145,7 +150,7 @@ impl Corpus {
             }
         }
         each(texts.len(), texts.len());
-        if report.changed > 0 || before != entries.len() {
+        if let Some(index) = index.filter(|_| report.changed > 0 || before != entries.len()) {
             store::write(index, &key, &entries)?;
         }
         report.files = entries.iter().filter(|(_, entry)| !entry.passages.is_empty()).count();
@@ -201,8 +206,103 @@ pub(super) fn fused(count: usize, rankings: impl IntoIterator<Item = Vec<usize>>
     found
 }
 
+/// A folder that many questions are answered from; read again when a file in it has changed.
+pub struct Folder {
+    dir: PathBuf,
+    index: Option<PathBuf>,
+    last: Mutex<Option<Reading>>,
+}
+
+/// A folder as it was read.
+#[derive(Clone)]
+pub struct Reading {
+    pub corpus: Arc<Corpus>,
+    pub report: Report,
+    /// Names and stamps of the files that were there.
+    files: Vec<(String, String)>,
+}
+
+impl Folder {
+    /// `index`: the file that keeps passages and vectors for the next time.
+    pub fn new(dir: &Path, index: Option<PathBuf>) -> Self {
+        Folder { dir: dir.to_path_buf(), index, last: Mutex::new(None) }
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The folder as it is now; `embedder` must be the same one every time.
+    ///
+    /// # Errors
+    /// As [`Corpus::open`].
+    pub fn read(&self, embedder: &Embedder, each: &mut dyn FnMut(usize, usize), stopped: &dyn Fn() -> bool) -> Result<Reading> {
+        let mut last = self.last.lock().unwrap_or_else(|e| e.into_inner());
+        let files = files::list(&self.dir, &mut Report::default())?;
+        let files: Vec<(String, String)> = files.into_iter().map(|file| (file.name, file.stamp)).collect();
+        if let Some(reading) = last.as_ref().filter(|reading| reading.files == files) {
+            return Ok(reading.clone());
+        }
+        let (corpus, report) = Corpus::open(&self.dir, self.index.as_deref(), embedder, each, stopped)?;
+        Ok(last.insert(Reading { corpus: Arc::new(corpus), report, files }).clone())
+    }
+}
+
+/// What a folder has about a question, as much of it as half of the context holds.
+pub struct Grounds {
+    /// What the model is told instead of its system text alone.
+    pub system: String,
+    /// The passages in it, the best one first, and their scores.
+    pub sources: Vec<(Passage, f64)>,
+    /// Passages that were found beside those.
+    pub left_out: usize,
+}
+
+impl Grounds {
+    /// Looks for what belongs to `question`; `system` is what the model would be told without.
+    ///
+    /// # Errors
+    /// As [`Corpus::search`].
+    pub fn find(corpus: &Corpus, question: &str, system: Option<&str>, engine: &Engine, embedder: &Embedder) -> Result<Self> {
+        let mut room = engine.context() / 2;
+        let mut hits = corpus.search(question, By::Both, TOP, embedder)?;
+        let (found, mut kept) = (hits.len(), 0);
+        for hit in &hits {
+            let tokens = engine.tokenizer.encode(&hit.passage.text, false)?.len() + 16;
+            if tokens > room {
+                break;
+            }
+            (room, kept) = (room - tokens, kept + 1);
+        }
+        hits.truncate(kept);
+        let system = system_message(system, &hits);
+        let sources = hits.into_iter().map(|hit| (hit.passage.clone(), hit.score)).collect();
+        Ok(Grounds { system, sources, left_out: found - kept })
+    }
+
+    /// Puts what belongs to the last question into the system turn of `messages`.
+    ///
+    /// # Errors
+    /// As [`Corpus::search`].
+    pub fn put_into(messages: &mut Vec<Message>, corpus: &Corpus, engine: &Engine, embedder: &Embedder) -> Result<Self> {
+        let system = messages.first().filter(|message| message.role == Role::System).map(|message| message.content.clone());
+        let grounds = Grounds::find(corpus, last_question(messages), system.as_deref(), engine, embedder)?;
+        if system.is_some() {
+            messages.remove(0);
+        }
+        messages.insert(0, Message::new(Role::System, &grounds.system));
+        Ok(grounds)
+    }
+
+    /// The passages for programs: `[{"file", "first_line", "last_line", "score"}]`.
+    pub fn json(&self) -> Value {
+        let source = |(p, score): &(Passage, f64)| json!({ "file": p.file, "first_line": p.first, "last_line": p.last, "score": (score * 1e4).round() / 1e4 });
+        self.sources.iter().map(source).collect()
+    }
+}
+
 /// What a model is told about passages, behind `system` if there is one.
-pub fn system_message(system: Option<&str>, hits: &[Hit]) -> String {
+fn system_message(system: Option<&str>, hits: &[Hit]) -> String {
     let mut text = system.map_or_else(String::new, |system| format!("{system}\n\n"));
     text += "Answer from these passages of the user's files, and name the mark of those you use, such as [file:1-9]. \
              If they do not hold the answer, say so.\n";
