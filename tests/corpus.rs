@@ -182,3 +182,50 @@ fn likeness_finds_the_same_text() {
         assert_eq!((hits[0].passage.file.as_str(), hits.len()), ("b.txt", 2), "{by:?}");
     }
 }
+
+#[test]
+fn the_server_answers_from_files_that_change() {
+    use crate::support::server::Server;
+    use serde_json::{Value, json};
+    let home = crate::tools::home();
+    let files = home.path().join("files");
+    std::fs::create_dir(&files).expect("a folder");
+    std::fs::write(files.join("rivers.md"), "The Elbe flows into the North Sea.\n").expect("written");
+    std::fs::write(files.join("photo.jpg"), b"\xff\xd8\xff\x00").expect("written");
+    let server = Server::start(&home, "tiny", &["--corpus", "files", "--context", "4096"]);
+    assert!(server.log().contains("1 files, 1 passages; skipped: 1 without text"), "{}", server.log());
+    let asked = |text: &str, more: Value| {
+        let messages = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]);
+        let mut body = json!({"messages": messages, "max_tokens": 4, "temperature": 0});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        server.post("/v1/chat/completions", &body)
+    };
+    let first = asked("Where does the Elbe flow?", json!({})).json();
+    let source = &first["sources"][0];
+    assert_eq!(
+        (&source["file"], &source["first_line"], &source["last_line"]),
+        (&json!("rivers.md"), &json!(1), &json!(1)),
+        "{first}"
+    );
+    // The passages are in the prompt.
+    std::fs::write(files.join("bread.md"), "Bread is baked at 230 degrees.\n".repeat(3)).expect("written");
+    let second = asked("How is bread baked?", json!({})).json();
+    assert_eq!(
+        (&second["sources"][0]["file"], second["sources"].as_array().map(Vec::len)),
+        (&json!("bread.md"), Some(2)),
+        "{second}"
+    );
+    assert!(second["usage"]["prompt_tokens"].as_u64() > first["usage"]["prompt_tokens"].as_u64());
+    let events = asked("How is bread baked?", json!({"stream": true})).events();
+    assert_eq!(events.last().expect("an event")["sources"], second["sources"]);
+    let response = server.post("/v1/responses", &json!({"input": "How is bread baked?", "max_output_tokens": 4})).json();
+    assert_eq!(response["sources"][0]["file"], "bread.md", "{response}");
+    // A folder that is gone is told, and the server goes on.
+    std::fs::remove_dir_all(&files).expect("removed");
+    let gone = asked("How is bread baked?", json!({}));
+    assert!(gone.status >= 400 && gone.json()["error"]["message"].as_str().expect("words").contains("files"), "{}", gone.body);
+    assert_eq!(server.get("/health").status, 200);
+    drop(server);
+    let error = home.run(["serve", home.path().join("tiny").to_str().expect("text"), "--port", "0", "--corpus", "/nowhere"]);
+    assert!(error.stderr.contains("/nowhere") && error.code == Some(3), "{error:?}");
+}
