@@ -510,3 +510,18 @@ fn tokens_have_the_bytes_that_are_decoded() {
     let error = TokenTrie::new(&byte_fallback(other, &PIECES), 300).map(|_| ()).unwrap_err();
     assert_eq!(error.kind, Kind::Unsupported);
 }
+
+/// Answers on many threads share what a model's tokens are to grammars.
+#[test]
+fn threads_do_not_disturb_one_another() {
+    let check = |n: usize| {
+        let schema =
+            json!({"type": "object", "properties": {"n": {"const": n}}, "required": ["n"], "additionalProperties": false});
+        let constraint = Constraint::json_schema(&schema).unwrap();
+        for _ in 0..20 {
+            assert!(takes(&constraint, &format!("{{\"n\": {n}}}")));
+            assert!(!takes(&constraint, &format!("{{\"n\": {}}}", n + 1)));
+        }
+    };
+    std::thread::scope(|scope| (0..8).for_each(|n| drop(scope.spawn(move || check(n)))));
+}
