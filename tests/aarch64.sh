@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the kernel tests on emulated AArch64 CPUs, one for each instruction-set level:
+# Runs the kernel tests on emulated AArch64 CPUs, one for each instruction-set level, and a benchmark of a pretended phone:
 #
 #   tests/aarch64.sh
 #
@@ -48,7 +48,14 @@ case ${program##*/} in
     check "$runner -cpu cortex-a53" neon
     check "$runner -cpu cortex-a76" neon-dotprod
     check "$runner -cpu max" neon-i8mm
+    # The whole of `benchmark --android`, with a device that is this emulator.
+    cargo build --target $target
+    device=$(mktemp -d)
+    trap 'rm -rf "$device"' EXIT
+    printf '#!/bin/sh\nexec %s -cpu max %s "$@"\n' "$runner" "$PWD/target/$target/debug/cactus" >"$device/program"
+    chmod +x "$device/program"
+    RUSTFLAGS='' CACTUS_TEST_DEVICE_PROGRAM=$device/program cargo test --test main -- an_android_device_measures
     ;;
   *) check "$runner" ;;
 esac
-echo "AArch64 kernel tests passed"
+echo "AArch64 tests passed"

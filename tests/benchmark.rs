@@ -32,7 +32,7 @@ impl Stage {
         let mut command = self.home.cactus([&few, runs, more].concat());
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{path}", source("tests/fixtures/programs").display()));
-        command.env("PRETEND", self.home.path()).env("PRETEND_PROGRAM", env!("CARGO_BIN_EXE_cactus"));
+        command.env("PRETEND", self.home.path()).env("PRETEND_PROGRAM", program());
         command
     }
 
@@ -301,6 +301,11 @@ fn another_engine_is_measured_in_alternation() {
     assert!(stage.run(&[&against[..], &["-q"]].concat()).ok().contains("ours/theirs"));
     stage.file("peer-fails", "");
     assert!(stage.run(&[&against[..], &["-q"]].concat()).failed(1).contains("failed to load model"));
+}
+
+/// What a pretended device runs: `CACTUS_TEST_DEVICE_PROGRAM`, such as a build for AArch64 in an emulator, else this build.
+fn program() -> std::ffi::OsString {
+    std::env::var_os("CACTUS_TEST_DEVICE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_cactus").into())
 }
 
 /// A phone on a folder.

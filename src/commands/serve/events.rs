@@ -84,11 +84,11 @@ pub struct Events(Sender<std::result::Result<String, Infallible>>);
 impl Events {
     /// False when nobody reads any more.
     pub async fn data(&self, event: &Value) -> bool {
-        self.0.send(Ok(format!("data: {event}\n\n"))).await.is_ok()
+        self.0.send(Ok(format!("data: {}\n\n", one_line(event)))).await.is_ok()
     }
 
     pub async fn named(&self, name: &str, event: &Value) -> bool {
-        self.0.send(Ok(format!("event: {name}\ndata: {event}\n\n"))).await.is_ok()
+        self.0.send(Ok(format!("event: {name}\ndata: {}\n\n", one_line(event)))).await.is_ok()
     }
 
     pub async fn done(&self) {
@@ -109,10 +109,29 @@ impl Events {
     }
 }
 
+/// JSON that no reader takes for several lines: some clients also end one at the line ends of Unicode.
+fn one_line(event: &Value) -> String {
+    event.to_string().replace('\u{85}', "\\u0085").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
+}
+
 /// A response that streams what is sent, and its sending end.
 pub fn stream() -> (Events, Response) {
     let (sender, receiver): (_, Receiver<std::result::Result<String, Infallible>>) = channel(AHEAD);
     let body = Body::from_stream(ReceiverStream::new(receiver));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     (Events(sender), (headers, body).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients that read lines as Python's `splitlines` does lost the rest of such an event.
+    #[test]
+    fn an_event_is_one_line_for_every_client() {
+        let event = serde_json::json!({"text": "a\u{85}b\u{2028}c\u{2029}d\u{b}\n\r\u{1c}"});
+        let line = one_line(&event);
+        assert!(!line.contains(['\u{85}', '\u{2028}', '\u{2029}', '\u{b}', '\n', '\r', '\u{1c}']), "{line}");
+        assert_eq!(serde_json::from_str::<Value>(&line).unwrap(), event);
+    }
 }
