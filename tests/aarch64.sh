@@ -52,7 +52,7 @@ case ${program##*/} in
     cargo build --target $target
     device=$(mktemp -d)
     trap 'rm -rf "$device"' EXIT
-    printf '#!/bin/sh\nexec %s -cpu max %s "$@"\n' "$runner" "$PWD/target/$target/debug/cactus" >"$device/program"
+    printf '#!/bin/sh\nexec %s -cpu max %s "$@"\n' "$runner" "${CARGO_TARGET_DIR:-$PWD/target}/$target/debug/cactus" >"$device/program"
     chmod +x "$device/program"
     RUSTFLAGS='' CACTUS_TEST_DEVICE_PROGRAM=$device/program cargo test --test main -- an_android_device_measures
     ;;
