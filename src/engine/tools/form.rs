@@ -2,9 +2,9 @@
 
 use super::super::constrain::{self, Constraint};
 use super::super::tokenizer::Tokenizer;
-use super::{Dialect, Notation, Tool, Tools};
+use super::{Dialect, Notation, Tool, Tools, properties};
 use crate::error::{Error, Result};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::fmt::Write;
 
 impl Tools {
@@ -153,12 +153,7 @@ impl Form<'_> {
 
     /// Types, names and lists of choices are held to; other keywords are not.
     fn gemma_object(&mut self, schema: &Value) -> Result<String> {
-        let required = schema.get("required").and_then(Value::as_array);
-        let must = |name: &str| required.is_some_and(|list| list.iter().any(|value| value == name));
-        let empty = Map::new();
-        let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&empty);
-        let fields = properties.iter().map(|(name, schema)| (name.as_str(), schema, must(name)));
-        let fields = self.fields(fields, ":", ",", &mut Self::gemma_value)?;
+        let fields = self.fields(properties(schema), ":", ",", &mut Self::gemma_value)?;
         Ok(self.rule(&format!("\"{{\" {fields} \"}}\"")))
     }
 

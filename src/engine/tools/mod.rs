@@ -215,11 +215,16 @@ impl Tool {
 
     /// Names of the arguments, and whether each must be there.
     fn arguments(&self) -> impl Iterator<Item = (&str, &Value, bool)> {
-        let required = self.parameters.get("required").and_then(Value::as_array);
-        let must = move |name: &str| required.is_some_and(|list| list.iter().any(|value| value == name));
-        let properties = self.parameters.get("properties").and_then(Value::as_object);
-        properties.into_iter().flatten().map(move |(name, schema)| (name.as_str(), schema, must(name)))
+        properties(&self.parameters)
     }
+}
+
+/// Names and schemas of an object's properties, and whether each must be there.
+fn properties(schema: &Value) -> impl Iterator<Item = (&str, &Value, bool)> {
+    let required = schema.get("required").and_then(Value::as_array);
+    let must = move |name: &str| required.is_some_and(|list| list.iter().any(|value| value == name));
+    let properties = schema.get("properties").and_then(Value::as_object);
+    properties.into_iter().flatten().map(move |(name, schema)| (name.as_str(), schema, must(name)))
 }
 
 /// Reads tools from a file's text.
