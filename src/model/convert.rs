@@ -19,6 +19,7 @@ use crate::quant::format::ALIGN;
 use crate::quant::{Bits, Code, CqLayout, Format};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -97,6 +98,8 @@ pub struct TensorReport {
     pub expected_kl: Option<f64>,
     /// Columns were padded to a group width.
     pub padded: bool,
+    /// The weights are stored as the checkpoint has them.
+    pub kept: bool,
 }
 
 /// What came out.
@@ -104,11 +107,13 @@ pub struct TensorReport {
 pub struct Report {
     pub family: &'static str,
     pub tensors: Vec<TensorReport>,
+    /// Matrices of an official folder that were rounded again, and why.
+    pub rounded_again: Vec<String>,
 }
 
 impl TensorReport {
     /// Of the finished tensor number `i`.
-    fn new(tensor: &TensorPlan, record: &Record, i: usize) -> Self {
+    fn new(tensor: &TensorPlan, record: &Record, i: usize, kept: bool) -> Self {
         let TensorPlan { name, rows, cols, .. } = tensor;
         let (rows, cols, format) = (*rows, *cols, record.formats[i]);
         TensorReport {
@@ -120,12 +125,8 @@ impl TensorReport {
             error: record.error(i),
             expected_kl: record.expected(i),
             padded: CqLayout::new(format, rows, cols).is_some_and(|l| l.padded_cols() != cols),
+            kept,
         }
-    }
-
-    /// Whether the weights are stored as the checkpoint has them.
-    pub fn kept(&self) -> bool {
-        self.format.code() == Code::Block
     }
 
     pub fn bits_per_weight(&self) -> f64 {
@@ -212,7 +213,10 @@ pub fn convert(
             (plan, work, Staging::create(target)?, Found::new(record), table)
         }
     };
-    let job = Job { checkpoint, plan: &plan, options, work: &work, staging: &staging };
+    let rounded_again = choice::rounded_again(checkpoint, &whole, options, &kept)?;
+    let kept =
+        whole.tensors.iter().zip(&kept).filter(|(_, kept)| kept.is_some()).map(|(tensor, _)| tensor.name.as_str()).collect();
+    let job = Job { checkpoint, plan: &plan, options, work: &work, staging: &staging, kept, rounded_again };
     match job.write(found, calibration, table, on_event) {
         Ok(report) => {
             staging.publish(target)?;
@@ -233,6 +237,10 @@ struct Job<'a> {
     options: &'a Options,
     work: &'a Work,
     staging: &'a Staging,
+    /// Names of tensors that are stored as the checkpoint has them.
+    kept: BTreeSet<&'a str>,
+    /// See [`Report`].
+    rounded_again: Vec<String>,
 }
 
 impl Job<'_> {
@@ -244,7 +252,7 @@ impl Job<'_> {
         mut table: Option<Factors>,
         on_event: &mut dyn FnMut(Event) -> Result<()>,
     ) -> Result<Report> {
-        let Job { checkpoint, plan, options, work, staging } = *self;
+        let Job { checkpoint, plan, options, work, staging, .. } = *self;
         let dir = &staging.dir;
         let Found { mut record, bytes, hash, streams } = found;
         let mut out = Output::open(dir.join(bundle::WEIGHTS), bytes, hash)?;
@@ -255,8 +263,8 @@ impl Job<'_> {
             record.write(dir, 0, &out.hash, &[])?;
         }
         let calibrated = calibration.is_some();
-        let last_rounded = record.formats.iter().rposition(|format| format.is_rotated());
-        let tied = plan.spec.tied() && record.formats.first().is_some_and(|embed| embed.is_rotated());
+        let last_rounded = record.formats.iter().rposition(|format| format.is_rounded());
+        let tied = plan.spec.tied() && record.formats.first().is_some_and(|embed| embed.is_rounded());
         if let Some(calibration) = calibration.as_mut().filter(|_| record.finished() == 0 && tied && table.is_none()) {
             on_event(Event::Note("going on with the embedding table"))?;
             table = Some(calibration.original_pass(options.code, false, &mut |_| on_event(Event::Advance(0)))?.0);
@@ -282,17 +290,19 @@ impl Job<'_> {
             if tensor.role != Role::Embedding && tensor.first_row == 0 {
                 factors = None;
             }
-            if let (Some(calibration), Some(layout)) = (&mut calibration, CqLayout::new(format, tensor.rows, tensor.cols))
+            if let Some(calibration) = &mut calibration
                 && tensor.first_row == 0
             {
-                factors = match tensor.role {
-                    Role::Embedding => table.take(),
-                    _ if !layout.rotated() => {
+                let layout = CqLayout::new(format, tensor.rows, tensor.cols).filter(|_| format.is_rounded());
+                factors = match (tensor.role, layout) {
+                    (Role::Embedding, _) => table.take(),
+                    (Role::Vector, _) => None,
+                    (Role::Head, Some(layout)) => Some(calibration.head(&layout)?),
+                    (Role::Matrix, Some(layout)) => calibration.factors(&tensor.name, &layout)?,
+                    (_, None) => {
                         calibration.arrive(&tensor.name)?;
                         None
                     }
-                    Role::Head => Some(calibration.head(&layout)?),
-                    _ => calibration.factors(&tensor.name, &layout)?,
                 };
             }
             on_event(Event::Advance(to_calibrate))?;
@@ -314,8 +324,9 @@ impl Job<'_> {
             record.push(error);
         }
         let weights_sha256 = out.finish()?;
-        let tensors = plan.tensors.iter().enumerate().map(|(i, tensor)| TensorReport::new(tensor, &record, i)).collect();
-        let report = Report { family: plan.family, tensors };
+        let of = |(i, t): (usize, &TensorPlan)| TensorReport::new(t, &record, i, self.kept.contains(t.name.as_str()));
+        let tensors = plan.tensors.iter().enumerate().map(of).collect();
+        let report = Report { family: plan.family, tensors, rounded_again: self.rounded_again.clone() };
         self.write_texts(&report, weights_sha256, calibrated)?;
         record::remove(dir);
         Ok(report)
