@@ -152,7 +152,7 @@ fn as_table(report: &Report, target: &Path, seconds: f64) -> String {
         let named: BTreeSet<String> = kept.iter().map(|t| t.format.to_string()).collect();
         let (named, count) = (named.into_iter().collect::<Vec<_>>().join(", "), matrices.count());
         let error = kept.iter().map(|t| t.error.relative()).fold(0.0, f64::max);
-        let loss = if error == 0.0 { "without loss".to_owned() } else { format!("to {:.2} %", 100.0 * error) };
+        let loss = if error == 0.0 { "without loss".to_owned() } else { format!("codebooks to within {:.2} %", 100.0 * error) };
         let _ = writeln!(text, "{} of {count} matrices kept as the checkpoint has them ({named}), {loss}", kept.len());
     }
     if !report.rounded_again.is_empty() {
