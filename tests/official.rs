@@ -154,7 +154,7 @@ fn error(got: &[f32], expected: &[f32]) -> f64 {
 }
 
 const WIDTHS: [(usize, Format, f64); 4] =
-    [(1, Format::Bcq1, 1e-5), (2, Format::Bcq2, 5e-4), (3, Format::Bcq3, 1.5e-3), (4, Format::Bcq4, 4e-3)];
+    [(1, Format::Bcq1, 1e-5), (2, Format::Bcq2, 6e-4), (3, Format::Bcq3, 1.8e-3), (4, Format::Bcq4, 5e-3)];
 
 /// Every matrix of a bundle has the values of the folder, but for codebooks that became integers; what is F16 there has
 /// them to the bit.
@@ -210,7 +210,7 @@ fn kept_codes_answer_as_at_16_bits() {
             let truth = logits("sixteen");
             let (kept, again) = (error(&logits("kept"), &truth), error(&logits("again"), &truth));
             println!("{level} {bits} bits: kept {kept:.2e}, rounded again {again:.2e}");
-            assert!(kept < 0.03 && kept < again / 4.0, "{level} at {bits} bits: {kept:e} against {again:e}");
+            assert!(kept < 0.06 && kept < again / 4.0, "{level} at {bits} bits: {kept:e} against {again:e}");
         }
     }
 }
@@ -246,7 +246,7 @@ fn what_is_not_kept_is_named() {
         assert_eq!(report.rounded_again, [format!("layers.0.attn.qkv {why}"), format!("layers.1.mlp.gate_up {why}")]);
         let logits = |name: &str| engine(&at(name), Level::best(None)).score(&golden.ids).expect("logits");
         let off = error(&logits("bundle"), &logits("sixteen"));
-        assert!(off < 0.2, "{off}");
+        assert!(off < 0.3, "{off}");
     }
     // Fewer bits than the codes have.
     let report = to_bundle(&at("folder"), &at("bundle"), &plain_options(3));

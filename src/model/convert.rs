@@ -19,7 +19,6 @@ use crate::quant::format::ALIGN;
 use crate::quant::{Bits, Code, CqLayout, Format};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -113,7 +112,7 @@ pub struct Report {
 
 impl TensorReport {
     /// Of the finished tensor number `i`.
-    fn new(tensor: &TensorPlan, record: &Record, i: usize, kept: bool) -> Self {
+    fn new(tensor: &TensorPlan, record: &Record, i: usize) -> Self {
         let TensorPlan { name, rows, cols, .. } = tensor;
         let (rows, cols, format) = (*rows, *cols, record.formats[i]);
         TensorReport {
@@ -125,7 +124,7 @@ impl TensorReport {
             error: record.error(i),
             expected_kl: record.expected(i),
             padded: CqLayout::new(format, rows, cols).is_some_and(|l| l.padded_cols() != cols),
-            kept,
+            kept: false,
         }
     }
 
@@ -214,11 +213,12 @@ pub fn convert(
         }
     };
     let rounded_again = choice::rounded_again(checkpoint, &whole, options, &kept)?;
-    let kept =
-        whole.tensors.iter().zip(&kept).filter(|(_, kept)| kept.is_some()).map(|(tensor, _)| tensor.name.as_str()).collect();
-    let job = Job { checkpoint, plan: &plan, options, work: &work, staging: &staging, kept, rounded_again };
+    let job = Job { checkpoint, plan: &plan, options, work: &work, staging: &staging };
     match job.write(found, calibration, table, on_event) {
-        Ok(report) => {
+        Ok(mut report) => {
+            let kept = |t: &TensorReport| whole.tensors.iter().zip(&kept).any(|(w, kept)| w.name == t.name && kept.is_some());
+            report.tensors.iter_mut().for_each(|t| t.kept = kept(t));
+            report.rounded_again = rounded_again;
             staging.publish(target)?;
             Ok(report)
         }
@@ -237,10 +237,6 @@ struct Job<'a> {
     options: &'a Options,
     work: &'a Work,
     staging: &'a Staging,
-    /// Names of tensors that are stored as the checkpoint has them.
-    kept: BTreeSet<&'a str>,
-    /// See [`Report`].
-    rounded_again: Vec<String>,
 }
 
 impl Job<'_> {
@@ -252,7 +248,7 @@ impl Job<'_> {
         mut table: Option<Factors>,
         on_event: &mut dyn FnMut(Event) -> Result<()>,
     ) -> Result<Report> {
-        let Job { checkpoint, plan, options, work, staging, .. } = *self;
+        let Job { checkpoint, plan, options, work, staging } = *self;
         let dir = &staging.dir;
         let Found { mut record, bytes, hash, streams } = found;
         let mut out = Output::open(dir.join(bundle::WEIGHTS), bytes, hash)?;
@@ -296,13 +292,9 @@ impl Job<'_> {
                 let layout = CqLayout::new(format, tensor.rows, tensor.cols).filter(|_| format.is_rounded());
                 factors = match (tensor.role, layout) {
                     (Role::Embedding, _) => table.take(),
-                    (Role::Vector, _) => None,
                     (Role::Head, Some(layout)) => Some(calibration.head(&layout)?),
                     (Role::Matrix, Some(layout)) => calibration.factors(&tensor.name, &layout)?,
-                    (_, None) => {
-                        calibration.arrive(&tensor.name)?;
-                        None
-                    }
+                    _ => calibration.arrive(&tensor.name).map(|_| None)?,
                 };
             }
             on_event(Event::Advance(to_calibrate))?;
@@ -324,9 +316,8 @@ impl Job<'_> {
             record.push(error);
         }
         let weights_sha256 = out.finish()?;
-        let of = |(i, t): (usize, &TensorPlan)| TensorReport::new(t, &record, i, self.kept.contains(t.name.as_str()));
-        let tensors = plan.tensors.iter().enumerate().map(of).collect();
-        let report = Report { family: plan.family, tensors, rounded_again: self.rounded_again.clone() };
+        let tensors = plan.tensors.iter().enumerate().map(|(i, tensor)| TensorReport::new(tensor, &record, i)).collect();
+        let report = Report { family: plan.family, tensors, rounded_again: Vec::new() };
         self.write_texts(&report, weights_sha256, calibrated)?;
         record::remove(dir);
         Ok(report)
