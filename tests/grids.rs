@@ -9,7 +9,7 @@ use cactus::model::export::{self, SHARD_BYTES, export};
 use cactus::model::import::Checkpoint;
 use cactus::quant::blocks::{Block, pack_tile};
 use cactus::quant::encode::encode_tile;
-use cactus::quant::{CqLayout, Format};
+use cactus::quant::{CqLayout, Format, Rotation};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -214,7 +214,7 @@ fn one_input_serves_both_kinds() {
         let mut data = vec![0; layout.bytes().expect("a size")];
         for (tile, out) in data.chunks_exact_mut(layout.tile_bytes()).enumerate() {
             let rows = &weights[tile * 64 * cols..((tile + 1) * 64).min(rows) * cols];
-            if layout.rotated() {
+            if layout.rotation() != Rotation::None {
                 encode_tile(&layout, rows, None, out);
             } else {
                 let block = |x: &[f32]| Block {

@@ -5,11 +5,12 @@ use super::model_options::{self, Calibrate, ModelArgs, Wanted};
 use super::terminal::{self, Terminal};
 use cactus::error::Error;
 use cactus::model::Bundle;
-use cactus::model::convert::Report;
+use cactus::model::convert::{Report, TensorReport};
 use cactus::model::families;
 use cactus::model::import::Checkpoint;
 use cactus::quant::{Bits, Code, Format};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -36,7 +37,7 @@ pub struct Args {
     /// How codes of 1 to 4 bits become levels: trellis (smaller error) or scalar (fewer instructions)
     #[arg(long, default_value = "trellis", value_parser = ["trellis", "scalar"])]
     code: String,
-    /// Round weights that have 4 or 8 bits in the checkpoint (GGUF Q4_0, Q8_0) again instead of keeping them
+    /// Round weights that are quantised in the checkpoint (GGUF Q4_0 and Q8_0, official CQ) again instead of keeping them
     #[arg(long)]
     requantise: bool,
     /// How far weights make up for the errors of layers before them, 0 to 1, or off
@@ -135,7 +136,7 @@ fn as_table(report: &Report, target: &Path, seconds: f64) -> String {
         let shape = format!("{} x {}", t.rows, t.cols);
         let kl = t.expected_kl.map_or(String::new(), |kl| format!("  {kl:11.5}"));
         let padded = if t.padded { "  padded to whole groups" } else { "" };
-        let kept = if t.kept() { "  kept" } else { "" };
+        let kept = if t.kept { "  kept" } else { "" };
         let error = t.error.relative();
         let _ = writeln!(
             text,
@@ -146,11 +147,16 @@ fn as_table(report: &Report, target: &Path, seconds: f64) -> String {
         );
     }
     let matrices = report.tensors.iter().filter(|t| t.format != Format::F32);
-    let kept: Vec<Format> = report.tensors.iter().filter(|t| t.kept()).map(|t| t.format).collect();
+    let kept: Vec<&TensorReport> = report.tensors.iter().filter(|t| t.kept).collect();
     if !kept.is_empty() {
-        let named = [Format::Q4_0, Format::Q8_0].into_iter().filter(|f| kept.contains(f)).map(|f| f.to_string());
-        let (named, count) = (named.collect::<Vec<_>>().join(", "), matrices.count());
-        let _ = writeln!(text, "{} of {count} matrices kept as the checkpoint has them ({named}), without loss", kept.len());
+        let named: BTreeSet<String> = kept.iter().map(|t| t.format.to_string()).collect();
+        let (named, count) = (named.into_iter().collect::<Vec<_>>().join(", "), matrices.count());
+        let error = kept.iter().map(|t| t.error.relative()).fold(0.0, f64::max);
+        let loss = if error == 0.0 { "without loss".to_owned() } else { format!("codebooks to within {:.2} %", 100.0 * error) };
+        let _ = writeln!(text, "{} of {count} matrices kept as the checkpoint has them ({named}), {loss}", kept.len());
+    }
+    if !report.rounded_again.is_empty() {
+        let _ = writeln!(text, "official matrices rounded again: {}", report.rounded_again.join(", "));
     }
     let _ = writeln!(
         text,
@@ -165,16 +171,16 @@ fn as_table(report: &Report, target: &Path, seconds: f64) -> String {
 }
 
 fn as_json(report: &Report, target: &Path, seconds: f64) -> serde_json::Value {
-    let tensor = |t: &cactus::model::convert::TensorReport| {
+    let tensor = |t: &TensorReport| {
         json!({
             "name": t.name, "rows": t.rows, "cols": t.cols, "format": t.format, "bytes": t.bytes,
             "bits_per_weight": t.bits_per_weight(), "relative_error": t.error.relative(), "padded": t.padded,
-            "kept": t.kept(), "expected_kl": t.expected_kl,
+            "kept": t.kept, "expected_kl": t.expected_kl,
         })
     };
     json!({
         "path": target, "family": report.family, "weights": report.weights(), "bytes": report.bytes(),
         "bits_per_weight": report.bits_per_weight(), "relative_error": report.relative_error(), "seconds": seconds,
-        "tensors": report.tensors.iter().map(tensor).collect::<Vec<_>>(),
+        "rounded_again": report.rounded_again, "tensors": report.tensors.iter().map(tensor).collect::<Vec<_>>(),
     })
 }

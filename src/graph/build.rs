@@ -5,7 +5,7 @@ use super::tensor::Weight;
 use crate::error::{Error, Result};
 use crate::kernels::attention::{AttentionShape, MAX_HEAD_DIM};
 use crate::kernels::elementwise::Act;
-use crate::quant::CqLayout;
+use crate::quant::{CqLayout, Rotation};
 use std::collections::HashMap;
 
 /// How many rows a value has.
@@ -41,8 +41,8 @@ pub struct Graph {
     pub(super) ropes: Vec<RopeTable>,
     pub(super) caches: Vec<AttentionShape>,
     pub(super) outputs: Vec<NodeId>,
-    /// Int8 form of a node, rotated or not, so that products with the same input share it.
-    rotated: HashMap<(NodeId, bool), NodeId>,
+    /// Int8 form of a node, by how it is rotated, so that products with the same input share it.
+    rotated: HashMap<(NodeId, Rotation), NodeId>,
 }
 
 impl Graph {
@@ -169,33 +169,38 @@ impl Graph {
         if let Some(bias) = bias {
             self.vector(bias, out)?;
         }
-        let input = layout.map_or(x, |layout| self.rotate(x, layout));
+        let input = layout.map_or(x, |layout| self.rotate(x, layout, weight));
         Ok(self.push(Op::MatMul { weight, bias }, &[input], self.rows(x), out))
     }
 
-    /// The int8 form of a value for matrices of this kind.
-    fn rotate(&mut self, x: NodeId, layout: CqLayout) -> NodeId {
-        if let Some(&rotated) = self.rotated.get(&(x, layout.rotated())) {
+    /// The int8 form of a value for matrices like this one, or for this one alone if its rotation is its own.
+    fn rotate(&mut self, x: NodeId, layout: CqLayout, weight: WeightId) -> NodeId {
+        let rotation = layout.rotation();
+        if let Some(&rotated) = self.rotated.get(&(x, rotation)) {
             return rotated;
         }
-        let rotated = self.push(Op::Rotate, &[x], self.rows(x), layout.cols);
+        let own = (rotation == Rotation::Own).then_some(weight);
+        let rotated = self.push(Op::Rotate { own }, &[x], self.rows(x), layout.cols);
         self.nodes[rotated.0].value.rotated = Some(layout);
-        self.rotated.insert((x, layout.rotated()), rotated);
+        if own.is_none() {
+            self.rotated.insert((x, rotation), rotated);
+        }
         rotated
     }
 
-    /// `x W^T` for a matrix in parts, one below the other. Several parts must be quantised and rotated.
+    /// `x W^T` for a matrix in parts, one below the other. Several parts must be quantised and rotated, and not each in
+    /// its own way.
     pub fn matmul_parts(&mut self, x: NodeId, parts: &[WeightId]) -> Result<NodeId> {
         if let [whole] = parts {
             return self.matmul(x, *whole, None);
         }
         let (rows, cols) = self.parts(parts)?;
         let layouts: Option<Vec<CqLayout>> =
-            parts.iter().map(|part| self.weights[part.0].layout().filter(CqLayout::rotated)).collect();
+            parts.iter().map(|part| self.weights[part.0].layout().filter(|l| l.rotation() == Rotation::Common)).collect();
         let Some(layout) = layouts.and_then(|all| all.first().copied()).filter(|_| cols == self.cols(x)) else {
             return Err(mismatch(&format!("a matrix in {} parts and {} columns of input", parts.len(), self.cols(x))));
         };
-        let input = self.rotate(x, layout);
+        let input = self.rotate(x, layout, parts[0]);
         Ok(self.push(Op::MatMulParts { parts: parts.to_vec() }, &[input], self.rows(x), rows))
     }
 

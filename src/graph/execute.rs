@@ -203,13 +203,14 @@ impl Plan {
                 let heads = Heads { stride: cols, start: *start, count: *heads, dim: w.cols };
                 kernels.norm.heads(pool, out, heads, w.f32(weights), *eps)
             }
-            Op::Rotate => {
+            Op::Rotate { own } => {
                 if let Some(layout) = &step.output.value.rotated {
                     let (codes, scales, _) = rotated_parts(layout, step.output.rows(size));
                     let (codes, rest) = out.split_at_mut(codes);
                     let (scales, sums) = rest.split_at_mut(scales - codes.len());
                     let (codes, sums) = (bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(sums));
-                    kernels.rotate.rows(pool, layout, input(0), codes, scales, sums);
+                    let factors = own.map_or(&[][..], |w| weight(w).factors(weights));
+                    kernels.rotate.rows(pool, layout, factors, input(0), codes, scales, sums);
                 }
             }
             Op::MatMul { weight: w, bias } => {

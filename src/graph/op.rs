@@ -56,8 +56,11 @@ pub enum Op {
         start: usize,
         heads: usize,
     },
-    /// Int8 form of the input for products with quantised matrices, rotated as they are.
-    Rotate,
+    /// Int8 form of the input for products with quantised matrices, rotated as they are. With `own` it is for that
+    /// matrix alone, whose rotation no other has.
+    Rotate {
+        own: Option<WeightId>,
+    },
     /// `x W^T (+ bias)`.
     MatMul {
         weight: WeightId,
@@ -117,7 +120,7 @@ impl Op {
             Op::Positions { .. } => "positions",
             Op::ConstantRow { .. } => "constant",
             Op::HeadNorm { .. } => "head_norm",
-            Op::Rotate => "rotate",
+            Op::Rotate { .. } => "rotate",
             Op::MatMul { .. } | Op::MatMulParts { .. } => "matmul",
             Op::RopeAngles { .. } => "rope_angles",
             Op::Rope { .. } => "rope",

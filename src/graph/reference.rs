@@ -65,7 +65,7 @@ pub fn run(graph: &Graph, weights: &[u8], feed: Feed) -> Vec<Vec<f64>> {
                 out
             }
             // Only a storage form of its input.
-            Op::Rotate => input(0).to_vec(),
+            Op::Rotate { .. } => input(0).to_vec(),
             Op::MatMul { weight, bias } => product(graph, weights, &[*weight], input(0), bias.map(vector)),
             Op::MatMulParts { parts } => product(graph, weights, parts, input(0), None),
             Op::RopeAngles { rope } => {

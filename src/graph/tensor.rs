@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::kernels::matmul_float::FloatMatrix;
 use crate::quant::decode::decode_row;
-use crate::quant::format::ALIGN;
+use crate::quant::format::{ALIGN, FACTORS};
 use crate::quant::{CqLayout, Format};
 use std::ops::Range;
 
@@ -42,6 +42,12 @@ impl Weight {
     /// The values of an f32 tensor.
     pub(super) fn f32<'a>(&self, data: &'a [u8]) -> &'a [f32] {
         bytemuck::cast_slice(self.bytes(data))
+    }
+
+    /// The factors of the inputs of a matrix with a rotation of its own, one a column as stored.
+    pub(super) fn factors<'a>(&self, data: &'a [u8]) -> &'a [f32] {
+        let end = self.layout().map_or(FACTORS, |layout| layout.header_bytes());
+        bytemuck::cast_slice(&self.bytes(data)[FACTORS..end])
     }
 
     /// An unquantised matrix.

@@ -2,24 +2,31 @@
 //!
 //! After the Hadamard rotation the values of a group are close to Gaussian, so one int8 scale per group of
 //! 128 loses about 4e-5 of the energy. Where weights are not rotated, there is a
-//! scale for every 32 values instead. This is done once per distinct input of matrix products, and twice where some
-//! are rotated and some are not.
+//! scale for every 32 values instead. This is done once per distinct input of matrix products, twice where some
+//! are rotated and some are not, and for every matrix that has a rotation of its own.
 
 use super::threads::{Parts, Pool};
 use super::variant::{Level, variants};
 use super::vector::{LANES, Lanes};
-use crate::quant::CqLayout;
 use crate::quant::format::GROUP;
 use crate::quant::rotate::SIGNS;
+use crate::quant::{CqLayout, Rotation};
 
-/// One group, rotated if `ROTATED`: codes to `codes` (as many as `x` is wide once padded), the scale and the sum of
-/// codes.
+/// One group, multiplied with `factors` (as many as `codes`) and transformed if `ROTATED`: codes to `codes` (as many as
+/// `x` is wide once padded), the scale and the sum of codes.
 ///
 /// # Safety
-/// `codes` is valid for `width` bytes; `width` is 16, 32, 64 or 128 and at least `x.len()`.
+/// There are 16, 32, 64 or 128 codes and at least `x.len()`, and as many factors if `ROTATED`.
 #[inline(always)]
-unsafe fn group_lanes<const ROTATED: bool, L: Lanes>(x: &[f32], width: usize, codes: *mut i8, scale: &mut f32, sum: &mut i32) {
+unsafe fn group_lanes<const ROTATED: bool, L: Lanes>(
+    x: &[f32],
+    factors: &[f32],
+    codes: &mut [i8],
+    scale: &mut f32,
+    sum: &mut i32,
+) {
     unsafe {
+        let (width, codes) = (codes.len(), codes.as_mut_ptr());
         let mut padded = [0.0f32; GROUP];
         let source = if x.len() < width {
             padded[..x.len()].copy_from_slice(x);
@@ -32,7 +39,7 @@ unsafe fn group_lanes<const ROTATED: bool, L: Lanes>(x: &[f32], width: usize, co
         for (i, v) in v[..n].iter_mut().enumerate() {
             *v = L::load(source.add(i * LANES));
             if ROTATED {
-                *v = v.mul(L::load(SIGNS.as_ptr().add(i * LANES))).hadamard16();
+                *v = v.mul(L::load(factors.as_ptr().add(i * LANES))).hadamard16();
             }
         }
         let mut half = 1;
@@ -61,8 +68,8 @@ unsafe fn group_lanes<const ROTATED: bool, L: Lanes>(x: &[f32], width: usize, co
     }
 }
 
-variants!(group = group_lanes[true] as fn(x: &[f32], width: usize, codes: *mut i8, scale: &mut f32, sum: &mut i32));
-variants!(plain = group_lanes[false] as fn(x: &[f32], width: usize, codes: *mut i8, scale: &mut f32, sum: &mut i32));
+variants!(group = group_lanes[true] as fn(x: &[f32], factors: &[f32], codes: &mut [i8], scale: &mut f32, sum: &mut i32));
+variants!(plain = group_lanes[false] as fn(x: &[f32], factors: &[f32], codes: &mut [i8], scale: &mut f32, sum: &mut i32));
 
 /// Int8 activations of `rows` inputs, rotated where weights are.
 #[derive(Clone, Copy)]
@@ -94,12 +101,23 @@ impl Rotate {
             let (start, width) = (g * GROUP, layout.group_width(g));
             let x = &x[start..(start + width).min(x.len())];
             // SAFETY: the level was checked by `select`, the width just now.
-            unsafe { (self.rotated)(x, width, codes[start..start + width].as_mut_ptr(), &mut scales[g], &mut sums[g]) }
+            unsafe { (self.rotated)(x, &SIGNS, &mut codes[start..start + width], &mut scales[g], &mut sums[g]) }
         }
     }
 
-    /// `x [rows, layout.cols]` to codes, scales and sums as in [`Rotated`].
-    pub fn rows(&self, pool: &Pool, layout: &CqLayout, x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i32]) {
+    /// `x [rows, layout.cols]` to codes, scales and sums as in [`Rotated`]. `factors [layout.padded_cols()]` are those
+    /// of a matrix with a rotation of its own, and nothing for others.
+    #[allow(clippy::too_many_arguments)]
+    pub fn rows(
+        &self,
+        pool: &Pool,
+        layout: &CqLayout,
+        factors: &[f32],
+        x: &[f32],
+        codes: &mut [i8],
+        scales: &mut [f32],
+        sums: &mut [i32],
+    ) {
         let (cols, padded, groups) = (layout.cols, layout.padded_cols(), layout.groups());
         let rows = x.len() / cols;
         assert!(
@@ -108,7 +126,9 @@ impl Rotate {
                 && scales.len() == rows * groups
                 && sums.len() == rows * groups
         );
-        let run = if layout.rotated() { self.rotated } else { self.plain };
+        let own = layout.rotation() == Rotation::Own;
+        assert_eq!(factors.len(), if own { padded } else { 0 });
+        let run = if layout.rotation() == Rotation::None { self.plain } else { self.rotated };
         let (codes, scales, sums) = (&Parts::new(codes), &Parts::new(scales), &Parts::new(sums));
         pool.ranges(rows * groups, 64, &|range| {
             for at in range {
@@ -117,10 +137,11 @@ impl Rotate {
                 let start = row * padded + first;
                 let width = layout.group_width(g);
                 let x = &x[row * cols + first..row * cols + (first + width).min(cols)];
+                let factors = if own { &factors[first..first + width] } else { &SIGNS[..] };
                 // SAFETY: the level was checked by `select`; every index is written by one thread.
                 unsafe {
                     let codes = codes.slice(start..start + width);
-                    run(x, width, codes.as_mut_ptr(), &mut scales.slice(at..at + 1)[0], &mut sums.slice(at..at + 1)[0]);
+                    run(x, factors, codes, &mut scales.slice(at..at + 1)[0], &mut sums.slice(at..at + 1)[0]);
                 }
             }
         });
@@ -136,16 +157,19 @@ mod tests {
     fn equals_the_plain_rotation_at_every_level() {
         let pool = Pool::new(2);
         let rotated = [1, 16, 104, 128, 576, 600].map(|cols| (Format::Cq4, cols));
-        for (format, cols) in rotated.into_iter().chain([32, 576].map(|cols| (Format::Q4_0, cols))) {
+        let others = [(Format::Q4_0, 32), (Format::Q4_0, 576), (Format::Bcq2, 128), (Format::Bcq2, 192)];
+        for (format, cols) in rotated.into_iter().chain(others) {
             let layout = CqLayout::new(format, 1, cols).unwrap();
             let rows = 30;
             let x: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919 % 1009) as f32 - 500.0) / 99.0).collect();
             let (padded, groups) = (layout.padded_cols(), layout.groups());
+            let own = layout.rotation() == Rotation::Own;
+            let factors: Vec<f32> = (0..if own { padded } else { 0 }).map(|k| (k % 7) as f32 * 0.25 - 0.6).collect();
             let mut first: Option<(Vec<i8>, Vec<f32>)> = None;
             for level in Level::supported() {
                 let (mut codes, mut scales, mut sums) =
                     (vec![0i8; rows * padded], vec![0.0; rows * groups], vec![0; rows * groups]);
-                Rotate::select(level).rows(&pool, &layout, &x, &mut codes, &mut scales, &mut sums);
+                Rotate::select(level).rows(&pool, &layout, &factors, &x, &mut codes, &mut scales, &mut sums);
                 for row in 0..rows {
                     for g in 0..groups {
                         let width = layout.group_width(g);
@@ -153,8 +177,14 @@ mod tests {
                         let first = g * layout.group();
                         let piece = &x[row * cols + first..row * cols + (first + width).min(cols)];
                         truth[..piece.len()].copy_from_slice(piece);
-                        if layout.rotated() {
-                            rotate::rotate(&mut truth);
+                        match layout.rotation() {
+                            Rotation::None => {}
+                            Rotation::Common => rotate::rotate(&mut truth),
+                            Rotation::Own => {
+                                truth.iter_mut().zip(&factors[first..]).for_each(|(x, factor)| *x *= factor);
+                                rotate::hadamard(&mut truth);
+                                truth.iter_mut().for_each(|x| *x /= (width as f32).sqrt());
+                            }
                         }
                         let codes = &codes[row * padded + first..][..width];
                         let scale = scales[row * groups + g];

@@ -7,6 +7,7 @@ use super::spec::{Decoder, Spec};
 use crate::error::{Error, Result};
 use crate::graph::Weight;
 use crate::kernels::HugePages;
+use crate::quant::book::Book;
 use crate::quant::codebook::Codebook;
 use crate::quant::decode::valid_header;
 use crate::quant::rotate::SIGN_BITS;
@@ -220,7 +221,13 @@ impl Bundle {
         let range = self.places.get(name).ok_or_else(missing)?.clone();
         let weight = Weight { name: name.to_owned(), rows: entry.rows, cols: entry.cols, format: entry.format, range };
         weight.check(self.weights.len()).map_err(|e| e.context(weights_path.display()))?;
-        if weight.format.code() == Code::Trellis && !valid_header(&self.weights[weight.range.clone()]) {
+        let bytes = &self.weights[weight.range.clone()];
+        let valid = match weight.layout() {
+            Some(layout) if layout.code == Code::Book => Book::valid(&layout, bytes),
+            Some(layout) if layout.code == Code::Trellis => valid_header(bytes),
+            _ => true,
+        };
+        if !valid {
             return Err(Error::bad_file(&weights_path, format!("tensor {name} has levels or scales out of range")));
         }
         Ok(weight)

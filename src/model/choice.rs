@@ -5,8 +5,9 @@ use super::calibrate::Calibration;
 use super::convert::{Event, Options};
 use super::families::{ModelPlan, Role, TensorPlan};
 use super::import::Checkpoint;
+use super::import::official::Kept;
 use super::moments::Factors;
-use super::source::{grid, unquantised};
+use super::source::{grid, stored, unquantised};
 use super::survey;
 use super::usage::Usage;
 use crate::error::{Error, Result};
@@ -40,14 +41,43 @@ fn uniform_bits(tensor: &TensorPlan, options: &Options, calibrated: bool) -> Opt
     }
 }
 
-/// For every tensor the grid that it has in the checkpoint, if that is kept: where 4 or 8 bits are asked for and
-/// it has no more. That costs 0.4 bits a weight beyond those of a rotated matrix and saves all of the error.
+/// For every tensor the grid that it has in the checkpoint, if that is kept: where 1 to 8 bits are asked for and
+/// it has no more, or where the makers of an official folder left it at 16. Blocks cost 0.4 bits a weight beyond those of a
+/// rotated matrix and save all of the error.
 pub fn kept(checkpoint: &Checkpoint, plan: &ModelPlan, options: &Options, calibrated: bool) -> Result<Vec<Option<Format>>> {
     let of = |tensor: &TensorPlan| match uniform_bits(tensor, options, calibrated) {
-        Some(bits @ (4 | 8)) if options.keep => Ok(grid(checkpoint, tensor)?.filter(|grid| grid.bits() <= bits as usize)),
+        Some(bits) if options.keep && bits < 16 => {
+            let asked = tensor.role != Role::Matrix && options.head_bits.is_some();
+            let fits = |grid: &Format| grid.bits() <= bits as usize || !grid.is_quantised() && !asked;
+            Ok(grid(checkpoint, tensor)?.filter(fits))
+        }
         _ => Ok(None),
     };
     plan.tensors.iter().map(of).collect()
+}
+
+/// Matrices of official folders that will be rounded again though they might have been [`kept`], and what stands in the
+/// way.
+pub fn rounded_again(
+    checkpoint: &Checkpoint,
+    plan: &ModelPlan,
+    options: &Options,
+    kept: &[Option<Format>],
+) -> Result<Vec<String>> {
+    let mut again = Vec::new();
+    let bits = options.bits.uniform().filter(|bits| options.keep && *bits < 16);
+    for (tensor, _) in
+        plan.tensors.iter().zip(kept).filter(|(t, kept)| bits.is_some() && t.role != Role::Vector && kept.is_none())
+    {
+        let why = match stored(checkpoint, tensor)? {
+            Err("") => continue,
+            Err(why) => why,
+            Ok(Kept::Floats) => continue,
+            Ok(_) => "more bits than are asked for",
+        };
+        again.push(format!("{} ({why})", tensor.name));
+    }
+    Ok(again)
 }
 
 /// Decides the formats of all tensors, those that are [`kept`] given.

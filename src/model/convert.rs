@@ -97,6 +97,8 @@ pub struct TensorReport {
     pub expected_kl: Option<f64>,
     /// Columns were padded to a group width.
     pub padded: bool,
+    /// The weights are stored as the checkpoint has them.
+    pub kept: bool,
 }
 
 /// What came out.
@@ -104,6 +106,8 @@ pub struct TensorReport {
 pub struct Report {
     pub family: &'static str,
     pub tensors: Vec<TensorReport>,
+    /// Matrices of an official folder that were rounded again, and why.
+    pub rounded_again: Vec<String>,
 }
 
 impl TensorReport {
@@ -120,12 +124,8 @@ impl TensorReport {
             error: record.error(i),
             expected_kl: record.expected(i),
             padded: CqLayout::new(format, rows, cols).is_some_and(|l| l.padded_cols() != cols),
+            kept: false,
         }
-    }
-
-    /// Whether the weights are stored as the checkpoint has them.
-    pub fn kept(&self) -> bool {
-        self.format.code() == Code::Block
     }
 
     pub fn bits_per_weight(&self) -> f64 {
@@ -212,9 +212,13 @@ pub fn convert(
             (plan, work, Staging::create(target)?, Found::new(record), table)
         }
     };
+    let rounded_again = choice::rounded_again(checkpoint, &whole, options, &kept)?;
     let job = Job { checkpoint, plan: &plan, options, work: &work, staging: &staging };
     match job.write(found, calibration, table, on_event) {
-        Ok(report) => {
+        Ok(mut report) => {
+            let kept = |t: &TensorReport| whole.tensors.iter().zip(&kept).any(|(w, kept)| w.name == t.name && kept.is_some());
+            report.tensors.iter_mut().for_each(|t| t.kept = kept(t));
+            report.rounded_again = rounded_again;
             staging.publish(target)?;
             Ok(report)
         }
@@ -255,8 +259,8 @@ impl Job<'_> {
             record.write(dir, 0, &out.hash, &[])?;
         }
         let calibrated = calibration.is_some();
-        let last_rounded = record.formats.iter().rposition(|format| format.is_rotated());
-        let tied = plan.spec.tied() && record.formats.first().is_some_and(|embed| embed.is_rotated());
+        let last_rounded = record.formats.iter().rposition(|format| format.is_rounded());
+        let tied = plan.spec.tied() && record.formats.first().is_some_and(|embed| embed.is_rounded());
         if let Some(calibration) = calibration.as_mut().filter(|_| record.finished() == 0 && tied && table.is_none()) {
             on_event(Event::Note("going on with the embedding table"))?;
             table = Some(calibration.original_pass(options.code, false, &mut |_| on_event(Event::Advance(0)))?.0);
@@ -282,17 +286,15 @@ impl Job<'_> {
             if tensor.role != Role::Embedding && tensor.first_row == 0 {
                 factors = None;
             }
-            if let (Some(calibration), Some(layout)) = (&mut calibration, CqLayout::new(format, tensor.rows, tensor.cols))
+            if let Some(calibration) = &mut calibration
                 && tensor.first_row == 0
             {
-                factors = match tensor.role {
-                    Role::Embedding => table.take(),
-                    _ if !layout.rotated() => {
-                        calibration.arrive(&tensor.name)?;
-                        None
-                    }
-                    Role::Head => Some(calibration.head(&layout)?),
-                    _ => calibration.factors(&tensor.name, &layout)?,
+                let layout = CqLayout::new(format, tensor.rows, tensor.cols).filter(|_| format.is_rounded());
+                factors = match (tensor.role, layout) {
+                    (Role::Embedding, _) => table.take(),
+                    (Role::Head, Some(layout)) => Some(calibration.head(&layout)?),
+                    (Role::Matrix, Some(layout)) => calibration.factors(&tensor.name, &layout)?,
+                    _ => calibration.arrive(&tensor.name).map(|_| None)?,
                 };
             }
             on_event(Event::Advance(to_calibrate))?;
@@ -315,7 +317,7 @@ impl Job<'_> {
         }
         let weights_sha256 = out.finish()?;
         let tensors = plan.tensors.iter().enumerate().map(|(i, tensor)| TensorReport::new(tensor, &record, i)).collect();
-        let report = Report { family: plan.family, tensors };
+        let report = Report { family: plan.family, tensors, rounded_again: Vec::new() };
         self.write_texts(&report, weights_sha256, calibrated)?;
         record::remove(dir);
         Ok(report)

@@ -2,13 +2,16 @@
 
 use super::families::TensorPlan;
 use super::import::Checkpoint;
+use super::import::official::Kept;
 use super::moments::Factors;
-use super::source::{plain, read_blocks, read_rows};
+use super::source::{plain, read_blocks, read_codes, read_rows, stored};
 use crate::error::Result;
 use crate::kernels::matmul_float::{FloatMatrix, MatMulFloat};
 use crate::kernels::trellis_search::{Job, TrellisSearch};
 use crate::kernels::{Level, Pool};
 use crate::quant::blocks::{Block, pack_tile};
+use crate::quant::book;
+use crate::quant::decode::decode_row;
 use crate::quant::encode::{SquareError, encode_tile, rotated_rows};
 use crate::quant::encode_trellis::{BAND_ROWS, Header, Tools, encode_band, largest_rms};
 use crate::quant::format::TILE_ROWS;
@@ -31,6 +34,8 @@ pub struct Encoder<'a> {
     format: Format,
     aim: Option<Aim<'a>>,
     header: Option<Header>,
+    /// Header of a matrix whose codes are kept.
+    book: Vec<u8>,
     kernel: MatMulFloat,
     search: TrellisSearch,
     /// Rows are encoded in parallel; inside, products run on one thread.
@@ -46,6 +51,7 @@ impl<'a> Encoder<'a> {
             format,
             aim,
             header: None,
+            book: Vec::new(),
             kernel: MatMulFloat::select(level),
             search: TrellisSearch::select(level),
             alone: Pool::new(1),
@@ -58,11 +64,19 @@ impl<'a> Encoder<'a> {
             let largest = largest.collect::<Result<Vec<f32>>>()?.into_iter().fold(0.0, f32::max);
             encoder.header = Some(Header::new(&layout, largest));
         }
+        if let Some(layout) = encoder.layout().filter(|l| l.code == Code::Book)
+            && let Ok(Kept::Codes(_, book)) = stored(checkpoint, tensor)?
+        {
+            encoder.book = book.header(&layout);
+        }
         Ok(encoder)
     }
 
     /// Rows as the checkpoint has them.
     fn kept(&self, layout: &CqLayout, rows: Range<usize>) -> Result<(Vec<u8>, SquareError)> {
+        if layout.code == Code::Book {
+            return self.kept_codes(layout, rows);
+        }
         let blocks = read_blocks(self.checkpoint, self.tensor, rows)?;
         let tile = |blocks: &[Block]| {
             let mut bytes = vec![0; layout.tile_bytes()];
@@ -71,6 +85,29 @@ impl<'a> Encoder<'a> {
         };
         let bytes = blocks.chunks(TILE_ROWS * layout.groups()).flat_map(tile).collect();
         Ok((bytes, SquareError { signal: blocks.iter().map(Block::square).sum(), noise: 0.0 }))
+    }
+
+    /// The same for codes; the error is that of integer levels.
+    fn kept_codes(&self, layout: &CqLayout, rows: Range<usize>) -> Result<(Vec<u8>, SquareError)> {
+        let (codes, scales) = read_codes(self.checkpoint, self.tensor, rows.clone())?;
+        let truth = self.read(rows)?;
+        let mut bytes = self.book.clone();
+        let tiles = codes.chunks(TILE_ROWS * layout.padded_cols()).zip(scales.chunks(TILE_ROWS * layout.groups()));
+        for (codes, scales) in tiles {
+            let mut tile = vec![0; layout.tile_bytes()];
+            book::pack_tile(layout, codes, scales, &mut tile);
+            bytes.extend(tile);
+        }
+        let part = CqLayout { rows: truth.len() / layout.cols, ..*layout };
+        let mut error = SquareError::default();
+        let mut out = vec![0.0; layout.cols];
+        for (row, truth) in truth.chunks_exact(layout.cols).enumerate() {
+            decode_row(&part, &bytes, row, &mut out);
+            for (w, stored) in truth.iter().zip(&out) {
+                error += SquareError { signal: f64::from(*w).powi(2), noise: f64::from(w - stored).powi(2) };
+            }
+        }
+        Ok((bytes.split_off(self.book.len()), error))
     }
 
     fn layout(&self) -> Option<CqLayout> {
@@ -85,12 +122,12 @@ impl<'a> Encoder<'a> {
 
     /// What comes before the rows.
     pub fn header(&self) -> Vec<u8> {
-        self.header.as_ref().map_or(Vec::new(), |h| h.bytes().to_vec())
+        self.header.as_ref().map_or(self.book.clone(), |h| h.bytes().to_vec())
     }
 
     /// Bytes and error of rows; the first is a multiple of [`BAND_ROWS`], and there are at most so many.
     pub fn rows(&self, rows: Range<usize>) -> Result<(Vec<u8>, SquareError)> {
-        if let Some(layout) = self.layout().filter(|layout| !layout.rotated()) {
+        if let Some(layout) = self.layout().filter(|_| !self.format.is_rounded()) {
             return self.kept(&layout, rows);
         }
         let values = self.read(rows)?;

@@ -2,6 +2,7 @@
 
 use super::bundle::SourceShape;
 use super::families::{Role, TensorPlan};
+use super::import::official::Kept;
 use super::import::{Checkpoint, Encoding, SourceTensor};
 use crate::error::{Error, Kind, Result};
 use crate::quant::blocks::Block;
@@ -85,20 +86,43 @@ pub fn read_rows(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize
     Ok(())
 }
 
-/// The format that holds the blocks of all source tensors of a matrix as they are, if there is one.
-pub fn grid(checkpoint: &Checkpoint, tensor: &TensorPlan) -> Result<Option<Format>> {
-    let mut grids = Vec::new();
+/// How a bundle can hold all source tensors of a matrix as they are stored, or what stands in the way (nothing that is
+/// worth telling: empty).
+pub fn stored(checkpoint: &Checkpoint, tensor: &TensorPlan) -> Result<std::result::Result<Kept, &'static str>> {
+    let mut all: Option<Kept> = None;
     for name in &tensor.sources {
-        match checkpoint.tensor(name)?.encoding {
-            Encoding::Block(block) => grids.push(block.grid()),
-            _ => return Ok(None),
-        }
+        let source = checkpoint.tensor(name)?;
+        let kept = match (&source.official, source.encoding) {
+            (Some(official), _) => official.kept(),
+            (None, Encoding::Block(block)) => block.grid().map(Kept::Blocks).ok_or(""),
+            _ => Err(""),
+        };
+        let kept = match kept {
+            Ok(kept) => kept,
+            Err(why) => return Ok(Err(why)),
+        };
+        all = Some(match (all, kept) {
+            (None, kept) => kept,
+            // Eight bits hold four as well.
+            (Some(Kept::Blocks(a)), Kept::Blocks(b)) => Kept::Blocks(if a.bits() >= b.bits() { a } else { b }),
+            (Some(all), kept) if all == kept => all,
+            _ => return Ok(Err("parts that are stored in different ways")),
+        });
     }
-    let grids: Option<Vec<Format>> = grids.into_iter().collect();
-    // Eight bits hold four as well.
-    let largest = grids.into_iter().flatten().max_by_key(|format| format.bits());
-    let fits = |format: &Format| CqLayout::new(*format, tensor.rows, tensor.cols).is_some();
-    Ok(largest.filter(|format| fits(format) && tensor.role != Role::Vector && tensor.offset == 0.0))
+    let fits = |kept: &Kept| match kept {
+        Kept::Floats => true,
+        Kept::Blocks(format) | Kept::Codes(format, _) => CqLayout::new(*format, tensor.rows, tensor.cols).is_some(),
+    };
+    Ok(all.filter(|kept| fits(kept) && tensor.role != Role::Vector && tensor.offset == 0.0).ok_or(""))
+}
+
+/// The format of [`stored`], if there is one.
+pub fn grid(checkpoint: &Checkpoint, tensor: &TensorPlan) -> Result<Option<Format>> {
+    Ok(match stored(checkpoint, tensor)?.ok() {
+        Some(Kept::Floats) => Some(unquantised(tensor, checkpoint)?),
+        Some(Kept::Blocks(format) | Kept::Codes(format, _)) => Some(format),
+        None => None,
+    })
 }
 
 /// Reads rows of the stacked source tensors of a matrix that has a [`grid`], as blocks.
@@ -108,11 +132,30 @@ pub fn read_blocks(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usi
         blocks.extend(source.read_blocks(part)?);
         Ok(())
     })?;
-    if let Some(bad) = blocks.iter().find(|block| !block.scale.is_finite()) {
-        let what = format!("tensor {} holds the scale {}", tensor.sources.join(" + "), bad.scale);
-        return Err(Error::new(Kind::BadFile, what));
-    }
+    finite(tensor, blocks.iter().map(|block| block.scale))?;
     Ok(blocks)
+}
+
+/// Reads rows of the stacked source tensors of a matrix whose codes are kept: codes `[rows, cols as stored]`, scales
+/// `[rows, groups]`.
+pub fn read_codes(checkpoint: &Checkpoint, tensor: &TensorPlan, rows: Range<usize>) -> Result<(Vec<u8>, Vec<half::f16>)> {
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    stacked(checkpoint, tensor, rows, |source, part, _| {
+        let Some(official) = &source.official else { unreachable!("not made of codes") };
+        let read = official.read_codes(part)?;
+        codes.extend(read.0);
+        scales.extend(read.1);
+        Ok(())
+    })?;
+    finite(tensor, scales.iter().copied())?;
+    Ok((codes, scales))
+}
+
+fn finite(tensor: &TensorPlan, mut scales: impl Iterator<Item = half::f16>) -> Result<()> {
+    match scales.find(|scale| !scale.is_finite()) {
+        None => Ok(()),
+        Some(bad) => Err(Error::new(Kind::BadFile, format!("tensor {} holds the scale {bad}", tensor.sources.join(" + ")))),
+    }
 }
 
 /// Unquantised values as bytes.

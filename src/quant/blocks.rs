@@ -2,8 +2,8 @@
 //! Q4_0 and Q8_0 have them. They are stored as they are. Rounding them again would add an error, and a rotation would
 //! take the weights off the grid on which they lie exactly.
 
-use super::format::{BLOCK_COLS, BLOCK_GROUP, CqLayout, TILE_ROWS};
-use super::pack::{Codes, pack};
+use super::format::{BLOCK_GROUP, Code, CqLayout, TILE_ROWS};
+use super::pack::pack_groups;
 
 /// What is added to a level of four bits, so that stored codes are 0 to 15.
 pub const OFFSET: i8 = 8;
@@ -30,25 +30,11 @@ impl Block {
 /// get scale zero.
 pub fn pack_tile(layout: &CqLayout, blocks: &[Block], out: &mut [u8]) {
     let groups = layout.groups();
-    assert!(!layout.rotated() && blocks.len().is_multiple_of(groups) && blocks.len() <= TILE_ROWS * groups);
-    assert_eq!(out.len(), layout.tile_bytes());
+    assert!(layout.code == Code::Block && blocks.len().is_multiple_of(groups) && blocks.len() <= TILE_ROWS * groups);
     let offset = if layout.bits == 8 { 0 } else { OFFSET };
-    for group in 0..groups {
-        let mut codes: [Codes; BLOCK_GROUP / BLOCK_COLS] = [[[0; BLOCK_COLS]; TILE_ROWS]; BLOCK_GROUP / BLOCK_COLS];
-        let mut scales = [0u8; 2 * TILE_ROWS];
-        for (row, blocks) in blocks.chunks_exact(groups).enumerate() {
-            let Block { scale, levels } = blocks[group];
-            scales[2 * row..][..2].copy_from_slice(&scale.to_bits().to_le_bytes());
-            for (k, level) in levels.into_iter().enumerate() {
-                codes[k / BLOCK_COLS][row][k % BLOCK_COLS] = (level + offset) as u8;
-            }
-        }
-        let at = layout.group_offset(group);
-        for (codes, out) in codes.iter().zip(out[at..].chunks_exact_mut(layout.block_bytes())) {
-            pack(codes, layout.bits, out);
-        }
-        out[layout.scale_offset(group)..][..scales.len()].copy_from_slice(&scales);
-    }
+    let block = |row: usize, group: usize| &blocks[row * groups + group];
+    let code = |row: usize, group: usize, k: usize| (block(row, group).levels[k] + offset) as u8;
+    pack_groups(layout, blocks.len() / groups, code, |row, group| block(row, group).scale, out);
 }
 
 #[cfg(test)]

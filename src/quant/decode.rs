@@ -2,10 +2,11 @@
 //! embedding tables.
 
 use super::blocks::OFFSET;
+use super::book::Book;
 use super::codebook::{Codebook, LEVEL_MAX};
-use super::format::{Code, CqLayout, GROUP, SCALE_BASE, TILE_ROWS};
+use super::format::{Code, CqLayout, GROUP, Rotation, SCALE_BASE, TILE_ROWS};
 use super::pack::row_indices;
-use super::rotate::unrotate;
+use super::rotate::{unrotate, unrotate_by};
 use super::trellis::{ScaleCode, TABLE};
 
 /// Decodes one row of a CQ matrix into `out` (`layout.cols` values), undoing the rotation.
@@ -15,8 +16,10 @@ pub fn decode_row(layout: &CqLayout, data: &[u8], row: usize, out: &mut [f32]) {
     for group in 0..layout.groups() {
         let x = &mut x[..layout.group_width(group)];
         rotated_group(layout, data, row, group, x);
-        if layout.rotated() {
-            unrotate(x);
+        match layout.rotation() {
+            Rotation::None => {}
+            Rotation::Common => unrotate(x),
+            Rotation::Own => unrotate_by(x, Book::factors(layout, data).skip(group * GROUP)),
         }
         let out = &mut out[group * layout.group()..];
         let n = out.len().min(x.len());
@@ -44,6 +47,7 @@ enum Levels<'a> {
     Book(&'static Codebook),
     Trellis { table: &'a [u8], scales: ScaleCode },
     Block { bits: usize },
+    Own { levels: [i8; 16], unit: f32 },
 }
 
 impl<'a> Levels<'a> {
@@ -53,6 +57,7 @@ impl<'a> Levels<'a> {
             (Code::Scalar, bits) => Levels::Book(Codebook::get(bits)),
             (Code::Trellis, _) => Levels::Trellis { table: &data[..TABLE], scales: scale_code(data) },
             (Code::Block, bits) => Levels::Block { bits },
+            (Code::Book, _) => Levels::Own { levels: Book::levels(data), unit: Book::unit(data) },
         }
     }
 
@@ -63,6 +68,7 @@ impl<'a> Levels<'a> {
             Levels::Trellis { table, .. } => table[index as usize] as i8,
             Levels::Block { bits: 8 } => index as i8,
             Levels::Block { .. } => index as i8 - OFFSET,
+            Levels::Own { levels, .. } => levels[index as usize],
         })
     }
 
@@ -72,6 +78,7 @@ impl<'a> Levels<'a> {
         match self {
             Levels::Trellis { scales: code, .. } => code.value(scales[row]),
             Levels::Block { .. } => half::f16::from_bits(word()).to_f32(),
+            Levels::Own { unit, .. } => half::f16::from_bits(word()).to_f32() * unit,
             _ => half::bf16::from_bits(word()).to_f32(),
         }
     }

@@ -10,6 +10,9 @@
 //!
 //! A block matrix (`q4_0`, `q8_0`) is the same but for groups of [`BLOCK_GROUP`] columns, f16 scales, and no rotation.
 //!
+//! A book matrix (`bcq1` to `bcq4`) is the same but for a header before the first tile (see [`super::book`]), f16
+//! scales, and a last group that is as wide as the others.
+//!
 //! Inside a column block, byte `r * 8 + k` (`r, k` in 0..8) of a 64-byte chunk belongs to rows `8t + r` and
 //! column `k`; which `t` sit in which chunk, and at which bits, is told by [`super::pack`]. The same bytes
 //! feed `vpdpbusd` (8 rows x 8 columns a register), NEON `sdot` (2 rows x 8) and `smmla` (2 rows x 8).
@@ -33,6 +36,8 @@ pub const ALIGN: usize = 64;
 pub const HEADER: usize = 128;
 /// Where the base of the scales stands in the header.
 pub const SCALE_BASE: usize = 64;
+/// Where the factors of the inputs stand in the header of a book tensor: f32, one a column as stored.
+pub const FACTORS: usize = 64;
 /// Smallest width of the last group; widths are powers of two.
 const MIN_GROUP: usize = 16;
 
@@ -60,6 +65,12 @@ pub enum Format {
     /// -128..=127.
     Q4_0,
     Q8_0,
+    /// One to four bits as official CQ files have them: codebook, unit and factors of the inputs of its own, f16
+    /// scale for 128 rotated columns.
+    Bcq1,
+    Bcq2,
+    Bcq3,
+    Bcq4,
 }
 
 /// How the stored bits of a quantised weight become a level.
@@ -71,6 +82,19 @@ pub enum Code {
     Trellis,
     /// Each weight's bits are its level, an integer; nothing is rotated. See [`super::blocks`].
     Block,
+    /// Each weight's bits are the index of its level in a codebook of the tensor's own. See [`super::book`].
+    Book,
+}
+
+/// What happens to the columns of a group before they are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rotation {
+    /// Nothing.
+    None,
+    /// The rotation of [`super::rotate`], the same for all tensors.
+    Common,
+    /// The same with factors of the tensor's own in place of the signs.
+    Own,
 }
 
 impl Format {
@@ -86,6 +110,10 @@ impl Format {
             (3, Code::Trellis) => Format::Tcq3,
             (4, Code::Trellis) => Format::Tcq4,
             (8, Code::Scalar | Code::Trellis) => Format::Cq8,
+            (1, Code::Book) => Format::Bcq1,
+            (2, Code::Book) => Format::Bcq2,
+            (3, Code::Book) => Format::Bcq3,
+            (4, Code::Book) => Format::Bcq4,
             _ => return None,
         })
     }
@@ -95,6 +123,7 @@ impl Format {
         match self {
             Format::Tcq1 | Format::Tcq2 | Format::Tcq3 | Format::Tcq4 => Code::Trellis,
             Format::Q4_0 | Format::Q8_0 => Code::Block,
+            Format::Bcq1 | Format::Bcq2 | Format::Bcq3 | Format::Bcq4 => Code::Book,
             _ => Code::Scalar,
         }
     }
@@ -104,10 +133,10 @@ impl Format {
         match self {
             Format::F32 => 32,
             Format::F16 | Format::BF16 => 16,
-            Format::Cq1 | Format::Tcq1 => 1,
-            Format::Cq2 | Format::Tcq2 => 2,
-            Format::Cq3 | Format::Tcq3 => 3,
-            Format::Cq4 | Format::Tcq4 | Format::Q4_0 => 4,
+            Format::Cq1 | Format::Tcq1 | Format::Bcq1 => 1,
+            Format::Cq2 | Format::Tcq2 | Format::Bcq2 => 2,
+            Format::Cq3 | Format::Tcq3 | Format::Bcq3 => 3,
+            Format::Cq4 | Format::Tcq4 | Format::Bcq4 | Format::Q4_0 => 4,
             Format::Cq8 | Format::Q8_0 => 8,
         }
     }
@@ -116,9 +145,9 @@ impl Format {
         self.bits() <= 8
     }
 
-    /// Whether weights are rotated and rounded for it; what is only quantised lies on a grid of its own.
-    pub fn is_rotated(self) -> bool {
-        self.is_quantised() && self.code() != Code::Block
+    /// Whether weights are rounded for it; what is only quantised is in a checkpoint already and kept.
+    pub fn is_rounded(self) -> bool {
+        self.is_quantised() && !matches!(self.code(), Code::Block | Code::Book)
     }
 
     /// Bytes of a `[rows, cols]` matrix, or `None` when that overflows.
@@ -148,6 +177,10 @@ impl fmt::Display for Format {
             Format::Cq8 => "cq8",
             Format::Q4_0 => "q4_0",
             Format::Q8_0 => "q8_0",
+            Format::Bcq1 => "bcq1",
+            Format::Bcq2 => "bcq2",
+            Format::Bcq3 => "bcq3",
+            Format::Bcq4 => "bcq4",
         })
     }
 }
@@ -177,14 +210,17 @@ impl CqLayout {
         self.rows.div_ceil(TILE_ROWS)
     }
 
-    /// Whether groups are rotated.
-    pub fn rotated(&self) -> bool {
-        self.code != Code::Block
+    pub fn rotation(&self) -> Rotation {
+        match self.code {
+            Code::Block => Rotation::None,
+            Code::Book => Rotation::Own,
+            Code::Scalar | Code::Trellis => Rotation::Common,
+        }
     }
 
     /// Columns of every group but the last.
     pub fn group(&self) -> usize {
-        if self.rotated() { GROUP } else { BLOCK_GROUP }
+        if self.code == Code::Block { BLOCK_GROUP } else { GROUP }
     }
 
     pub fn groups(&self) -> usize {
@@ -192,10 +228,10 @@ impl CqLayout {
     }
 
     /// Columns of group `group` as stored: those of [`group`](Self::group), and for a shorter last group the next power of two (at
-    /// least 16), the missing columns being zero before the rotation.
+    /// least 16), the missing columns being zero before the rotation. Groups of a book matrix are all of one width.
     pub fn group_width(&self, group: usize) -> usize {
         let left = self.cols - group * self.group();
-        if left >= self.group() { self.group() } else { left.next_power_of_two().max(MIN_GROUP) }
+        if left >= self.group() || self.code == Code::Book { self.group() } else { left.next_power_of_two().max(MIN_GROUP) }
     }
 
     /// Columns as stored, the padding of the last group included.
@@ -208,9 +244,14 @@ impl CqLayout {
         TILE_ROWS * BLOCK_COLS / 8 * self.bits
     }
 
-    /// Bytes before the first tile: the levels and the scale base of a trellis tensor.
+    /// Bytes before the first tile: the levels and the scale base of a trellis tensor, the [`Book`](super::book::Book)
+    /// of a book tensor.
     pub fn header_bytes(&self) -> usize {
-        if self.code == Code::Trellis { HEADER } else { 0 }
+        match self.code {
+            Code::Trellis => HEADER,
+            Code::Book => FACTORS + 4 * self.padded_cols(),
+            Code::Scalar | Code::Block => 0,
+        }
     }
 
     /// Bytes of the scale of one row and group.
@@ -258,6 +299,8 @@ mod tests {
         assert_eq!(Format::Q4_0.bytes(64, 128), Some(4 * (4 * 256 + 128)));
         assert_eq!(Format::Q8_0.bytes(1, 32), Some(4 * 512 + 128));
         assert_eq!(Format::Q4_0.bytes(64, 104), None);
+        // Levels and unit, 256 factors, and two groups, though the second has columns for half of it only.
+        assert_eq!(Format::Bcq3.bytes(64, 192), Some(64 + 4 * 256 + 2 * (16 * 192 + 128)));
         // A second, half group (576 = 4 * 128 + 64) costs exactly half the codes.
         let l = CqLayout::new(Format::Cq3, 65, 576).unwrap();
         assert_eq!((l.groups(), l.group_width(4), l.padded_cols(), l.tiles()), (5, 64, 576, 2));

@@ -2,12 +2,13 @@
 //!
 //! A matrix `W [rows, cols]` is cut into groups of 128 input channels. Every group is rotated by a fixed
 //! randomised Hadamard transform, divided by a scale and rounded to a small codebook. Grids that a checkpoint has
-//! already can be kept instead ([`blocks`]). Nothing here knows
+//! already can be kept instead ([`blocks`], [`book`]). Nothing here knows
 //! about instruction sets: [`decode`] is the truth that the kernels are judged by.
 
 pub mod allocate;
 pub mod bits;
 pub mod blocks;
+pub mod book;
 pub mod codebook;
 pub mod decode;
 pub mod encode;
@@ -19,4 +20,4 @@ pub mod rotate;
 pub mod trellis;
 
 pub use bits::Bits;
-pub use format::{Code, CqLayout, Format};
+pub use format::{Code, CqLayout, Format, Rotation};

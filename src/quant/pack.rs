@@ -43,6 +43,34 @@ pub fn pack(codes: &Codes, bits: usize, out: &mut [u8]) {
     }
 }
 
+/// Writes the first `rows` rows of a tile (`layout.tile_bytes()`) with f16 scales: `code` gives the code of a row, a
+/// group and a column in it, `scale` the scale of a row and a group. Rows that are missing get code and scale zero.
+pub fn pack_groups(
+    layout: &CqLayout,
+    rows: usize,
+    code: impl Fn(usize, usize, usize) -> u8,
+    scale: impl Fn(usize, usize) -> half::f16,
+    out: &mut [u8],
+) {
+    assert!(rows <= TILE_ROWS && out.len() == layout.tile_bytes());
+    for group in 0..layout.groups() {
+        let blocks = layout.group_width(group) / BLOCK_COLS;
+        let at = layout.group_offset(group);
+        for (block, out) in out[at..].chunks_exact_mut(layout.block_bytes()).take(blocks).enumerate() {
+            let mut codes: Codes = [[0; BLOCK_COLS]; TILE_ROWS];
+            for (row, codes) in codes[..rows].iter_mut().enumerate() {
+                codes.iter_mut().enumerate().for_each(|(k, c)| *c = code(row, group, block * BLOCK_COLS + k));
+            }
+            pack(&codes, layout.bits, out);
+        }
+        let scales = &mut out[layout.scale_offset(group)..][..2 * TILE_ROWS];
+        for (row, out) in scales.chunks_exact_mut(2).enumerate() {
+            let scale = if row < rows { scale(row, group) } else { half::f16::ZERO };
+            out.copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+}
+
 /// Writes the trellis codes of a block: the coded bit lowest, then the free bits.
 pub fn pack_trellis(codes: &Codes, bits: usize, out: &mut [u8]) {
     assert_eq!(out.len(), 64 * bits);
@@ -67,7 +95,7 @@ pub fn pack_trellis(codes: &Codes, bits: usize, out: &mut [u8]) {
 /// The indices of one row of a block in the table of levels.
 pub fn row_indices(layout: &CqLayout, block: &[u8], row: usize) -> [u8; BLOCK_COLS] {
     match layout.code {
-        Code::Scalar | Code::Block => unpack_row(block, layout.bits, row),
+        Code::Scalar | Code::Block | Code::Book => unpack_row(block, layout.bits, row),
         Code::Trellis => trellis_row(block, layout.bits, row),
     }
 }

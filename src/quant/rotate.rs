@@ -56,10 +56,15 @@ pub fn rotate(x: &mut [f32]) {
 
 /// Undoes [`rotate`].
 pub fn unrotate(x: &mut [f32]) {
+    unrotate_by(x, SIGNS);
+}
+
+/// Turns a group back and multiplies it with `factors`, which stand in place of the signs.
+pub fn unrotate_by(x: &mut [f32], factors: impl IntoIterator<Item = f32>) {
     hadamard(x);
     let norm = 1.0 / (x.len() as f32).sqrt();
-    for (x, s) in x.iter_mut().zip(SIGNS) {
-        *x *= s * norm;
+    for (x, factor) in x.iter_mut().zip(factors) {
+        *x *= factor * norm;
     }
 }
 

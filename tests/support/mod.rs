@@ -11,7 +11,7 @@ pub mod server;
 pub use checkpoint::{LARGEST, synthetic};
 pub use command::{Finished, Home, finish};
 pub use gguf::{Kind, as_gguf, as_gguf_cut_by, as_gguf_of_kinds};
-pub use official::as_official;
+pub use official::{as_official, as_official_of};
 
 use cactus::engine::{Engine, LoadOptions};
 use cactus::kernels::Level;

@@ -9,8 +9,13 @@ use std::fs;
 use std::path::Path;
 
 const GROUP: usize = 128;
-/// Lloyd-Max levels of a coordinate of a unit vector in 128 dimensions, without their signs.
-const LEVELS: [f32; 8] = [0.01128, 0.0341, 0.05769, 0.08273, 0.11017, 0.14169, 0.18073, 0.23757];
+/// Lloyd-Max levels of a coordinate of a unit vector in 128 dimensions, without their signs, for 1 to 4 bits.
+const LEVELS: [&[f32]; 4] = [
+    &[0.07066],
+    &[0.03999, 0.13304],
+    &[0.0216, 0.06657, 0.11811, 0.18837],
+    &[0.01128, 0.0341, 0.05769, 0.08273, 0.11017, 0.14169, 0.18073, 0.23757],
+];
 
 /// The name of a tensor's file, without its ending.
 fn stem(name: &str) -> String {
@@ -77,8 +82,9 @@ fn halves(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect()
 }
 
-/// A CQ4 file, interleaved where the rows allow it, and the matrix that it means. Columns are padded to groups.
-fn cq4(values: &[f32], rows: usize, cols: usize) -> (Vec<u8>, Vec<f32>) {
+/// A CQ file, at 4 bits interleaved where the rows allow it, and the matrix that it means. Columns are padded to groups;
+/// `scale` are the factors on columns, over and over.
+fn cq(values: &[f32], [rows, cols]: [usize; 2], bits: usize, scale: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let width = cols.next_multiple_of(GROUP);
     let groups = width / GROUP;
     let negative = |n: usize| n.wrapping_mul(2654435761) >> 7 & 1 == 1;
@@ -91,10 +97,12 @@ fn cq4(values: &[f32], rows: usize, cols: usize) -> (Vec<u8>, Vec<f32>) {
         let hadamard = if (i & p).count_ones() % 2 == 1 { -1.0 } else { 1.0 };
         left[i] * hadamard * right[p] / (GROUP as f32).sqrt()
     };
-    let scale: Vec<f32> = (0..width).map(|k| f16::from_f32(0.5 + (k % 7) as f32 / 4.0).to_f32()).collect();
-    let book: Vec<f32> = LEVELS.iter().rev().map(|v| -v).chain(LEVELS).map(|v| f16::from_f32(v).to_f32()).collect();
-    let interleaved = rows.is_multiple_of(4);
-    let (mut norms, mut data) = (vec![0.0f32; rows * groups], vec![0u8; rows * width / 2]);
+    let scale: Vec<f32> = (0..width).map(|k| f16::from_f32(scale[k % scale.len()]).to_f32()).collect();
+    let levels = LEVELS[bits - 1];
+    let signed = levels.iter().rev().map(|v| -v).chain(levels.iter().copied());
+    let book: Vec<f32> = signed.map(|v| f16::from_f32(v).to_f32()).collect();
+    let interleaved = bits == 4 && rows.is_multiple_of(4);
+    let (mut norms, mut data) = (vec![0.0f32; rows * groups], vec![0u8; rows * width * bits / 8]);
     let mut decoded = vec![0.0; rows * cols];
     for row in 0..rows {
         for group in 0..groups {
@@ -108,14 +116,14 @@ fn cq4(values: &[f32], rows: usize, cols: usize) -> (Vec<u8>, Vec<f32>) {
             for (j, code) in codes.iter_mut().enumerate() {
                 let r: f32 = (0..GROUP).map(|i| work[i] * rotation(i, j)).sum::<f32>() / norm;
                 let distance = |c: &usize| (book[*c] - r).abs();
-                *code = (0..16).min_by(|a, b| distance(a).total_cmp(&distance(b))).expect("a level");
-                let (byte, high) = if interleaved {
+                *code = (0..book.len()).min_by(|a, b| distance(a).total_cmp(&distance(b))).expect("a level");
+                let first = if interleaved {
                     let panel = (row / 4 * groups + group) * 4 * GROUP / 2;
-                    (panel + j / 8 * 16 + row % 4 * 4 + j % 4, j % 8 >= 4)
+                    8 * (panel + j / 8 * 16 + row % 4 * 4 + j % 4) + j % 8 / 4 * 4
                 } else {
-                    ((row * width + at(j)) / 2, j % 2 == 1)
+                    (row * width + at(j)) * bits
                 };
-                data[byte] |= (*code as u8) << if high { 4 } else { 0 };
+                (0..bits).for_each(|bit| data[(first + bit) / 8] |= (*code as u8 >> bit & 1) << ((first + bit) % 8));
             }
             for i in (0..GROUP).filter(|i| at(*i) < cols) {
                 let u: f32 = (0..GROUP).map(|j| rotation(i, j) * book[codes[j]]).sum();
@@ -128,12 +136,22 @@ fn cq4(values: &[f32], rows: usize, cols: usize) -> (Vec<u8>, Vec<f32>) {
     metadata.extend(left.iter().chain(&right).map(|s| *s as i8 as u8));
     permutation.iter().for_each(|p| metadata.extend((*p as u32).to_le_bytes()));
     let flags = if interleaved { 4 } else { 0 };
-    (file(flags, &[rows, width], 6, [GROUP, groups], &metadata, &data), decoded)
+    (file(flags, &[rows, width], 2 + bits as u32, [GROUP, groups], &metadata, &data), decoded)
 }
 
-/// Writes `checkpoint` as an official folder to `target`: matrices of layers as CQ4 if `quantised`, everything else
-/// as F16. Gives the values that a reader should find, by Hugging Face name.
-pub fn as_official(checkpoint: &Path, target: &Path, quantised: bool) -> BTreeMap<String, Vec<f32>> {
+/// Writes `checkpoint` as an official folder to `target`: everything as F16 at 16 bits, otherwise matrices of layers as
+/// CQ with so many bits. Gives the values that a reader should find, by Hugging Face name.
+pub fn as_official(checkpoint: &Path, target: &Path, bits: usize) -> BTreeMap<String, Vec<f32>> {
+    const SCALE: [f32; 7] = [0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0];
+    as_official_of(checkpoint, target, |name| if name.contains(".layers.") { (bits, &SCALE) } else { (16, &[]) })
+}
+
+/// The same with the bits and the factors of columns for each matrix.
+pub fn as_official_of<'a>(
+    checkpoint: &Path,
+    target: &Path,
+    kind: impl Fn(&str) -> (usize, &'a [f32]),
+) -> BTreeMap<String, Vec<f32>> {
     let source = Checkpoint::open(checkpoint).expect("a sound checkpoint");
     let gemma = source.config["model_type"].as_str().is_some_and(|kind| kind.starts_with("gemma3"));
     fs::create_dir_all(target).expect("a folder");
@@ -145,9 +163,9 @@ pub fn as_official(checkpoint: &Path, target: &Path, quantised: bool) -> BTreeMa
         let stem = stem(name);
         let factor = scaled(gemma, &stem, 0.0).1;
         let stored: Vec<f32> = values.iter().map(|v| scaled(gemma, &stem, *v).0).collect();
-        let matrix = tensor.shape.len() == 2 && name.contains(".layers.");
-        let (bytes, found) = if matrix && quantised {
-            let (bytes, decoded) = cq4(&stored, tensor.shape[0], tensor.shape[1]);
+        let (bits, scale) = kind(name);
+        let (bytes, found) = if let ([rows, cols], 1..=4) = (&tensor.shape[..], bits) {
+            let (bytes, decoded) = cq(&stored, [*rows, *cols], bits, scale);
             (bytes, decoded.into_iter().map(|v| v / factor).collect())
         } else {
             (file(0, &tensor.shape, 1, [0, 0], &[], &halves(&stored)), values)

@@ -4,8 +4,8 @@
 //! tokens: each tile of 64 rows is looked up once into a small int8 panel that all tokens use. Both ways
 //! add in the same order, so a token's result does not depend on its neighbours.
 //!
-//! Scalar codes, trellis codes and blocks differ in how weights are looked up ([`trellis`]), in how scales are stored
-//! and in how many columns share one.
+//! Scalar codes, trellis codes, blocks and books differ in how weights are looked up ([`trellis`]), in how scales are
+//! stored and in how many columns share one. Levels of books take a whole int8, as weights of 8 bits do.
 
 mod scalar;
 #[cfg(test)]
@@ -25,6 +25,7 @@ use super::threads::{Parts, Pool};
 use super::variant::{Level, variants};
 use super::vector::{LANES, Lanes};
 use crate::quant::blocks;
+use crate::quant::book::Book;
 use crate::quant::codebook::Codebook;
 use crate::quant::decode::scale_code;
 use crate::quant::format::{BLOCK_COLS, BLOCK_GROUP, GROUP, TILE_ROWS};
@@ -40,6 +41,7 @@ const WIDE: usize = TILE_ROWS * BLOCK_COLS;
 const SCALAR: u8 = 0;
 const TRELLIS: u8 = 1;
 const BLOCK: u8 = 2;
+const BOOK: u8 = 3;
 
 /// Columns of every group but the last.
 const fn group(code: u8) -> usize {
@@ -56,8 +58,10 @@ fn column_blocks<const CODE: u8>(layout: &CqLayout, g: usize) -> usize {
 /// One tile of weights and everything it is multiplied with.
 pub struct TileJob<'a> {
     layout: &'a CqLayout,
-    /// Levels of scalar codes and of blocks, below 8 bits.
-    levels: &'a [i8; 16],
+    /// Levels of scalar codes, of blocks and of books, below 8 bits.
+    levels: [i8; 16],
+    /// What scales of a book are in units of.
+    unit: f32,
     /// Levels of a trellis tensor; empty for others.
     header: &'a [u8],
     /// Base of the one-byte scales of a trellis tensor.
@@ -93,15 +97,29 @@ unsafe fn weights<const BITS: usize, B: Bytes64>(block: *const u8, t: usize, tab
     }
 }
 
+/// Whether weights are any int8; if not, they are at most [`LEVEL_MAX`](crate::quant::codebook::LEVEL_MAX) and have
+/// [`Bytes64::LOOKUP_BIAS`] added.
+const fn is_int8(bits: usize, code: u8) -> bool {
+    bits == 8 || code == BOOK
+}
+
+/// The levels of a job, ready for look-ups.
+#[inline(always)]
+unsafe fn table<const CODE: u8, B: Bytes64>(job: &TileJob) -> B::Table {
+    // Look-ups add a bias that int8 weights do not have.
+    let bias = if CODE == BOOK { B::LOOKUP_BIAS as i8 } else { 0 };
+    unsafe { B::table(&job.levels.map(|level| level.wrapping_sub(bias))) }
+}
+
 /// The bias that `dot` functions add to weights, times the sum of activations, must be taken off again.
 #[inline(always)]
-fn bias<const BITS: usize, B: Bytes64>() -> i32 {
-    if BITS == 8 { B::INT8_BIAS } else { B::LOOKUP_BIAS }
+fn bias<const BITS: usize, const CODE: u8, B: Bytes64>() -> i32 {
+    if is_int8(BITS, CODE) { B::INT8_BIAS } else { B::LOOKUP_BIAS }
 }
 
 #[inline(always)]
-unsafe fn dot<const BITS: usize, B: Bytes64>(acc: B::Acc, w: B, x: *const i8) -> B::Acc {
-    unsafe { if BITS == 8 { B::dot_int8(acc, w, x) } else { B::dot(acc, w, x) } }
+unsafe fn dot<const BITS: usize, const CODE: u8, B: Bytes64>(acc: B::Acc, w: B, x: *const i8) -> B::Acc {
+    unsafe { if is_int8(BITS, CODE) { B::dot_int8(acc, w, x) } else { B::dot(acc, w, x) } }
 }
 
 /// Scales of a group for 16 rows from `row` on.
@@ -112,6 +130,7 @@ unsafe fn scales<const CODE: u8, L: Lanes>(job: &TileJob, group: usize, row: usi
         match CODE {
             TRELLIS => L::load_scales(scales.add(row), job.scale_base),
             BLOCK => L::load_f16(scales.cast::<u16>().add(row)),
+            BOOK => L::load_f16(scales.cast::<u16>().add(row)).mul(L::splat(job.unit)),
             _ => L::load_bf16(scales.cast::<u16>().add(row)),
         }
     }
@@ -142,7 +161,7 @@ unsafe fn finish<L: Lanes>(job: &TileJob, token: usize, row: usize, sums: L) {
 #[inline(always)]
 unsafe fn few_tokens<const BITS: usize, const CODE: u8, const N: usize, const T: usize, B: Bytes64>(job: &TileJob, token: usize) {
     unsafe {
-        let table = B::table(job.levels);
+        let table = table::<CODE, B>(job);
         let layout = job.layout;
         let (padded, groups) = (layout.padded_cols(), layout.groups());
         for first in (0..BLOCKS).step_by(N) {
@@ -150,7 +169,7 @@ unsafe fn few_tokens<const BITS: usize, const CODE: u8, const N: usize, const T:
             for g in 0..groups {
                 let mut acc = [[B::acc(0); N]; T];
                 for (t, acc) in acc.iter_mut().enumerate() {
-                    *acc = [B::acc(-bias::<BITS, B>() * job.x.sums[(token + t) * groups + g]); N];
+                    *acc = [B::acc(-bias::<BITS, CODE, B>() * job.x.sums[(token + t) * groups + g]); N];
                 }
                 let mut block = job.tile.as_ptr().add(layout.group_offset(g));
                 let mut x = job.x.codes.as_ptr().add(token * padded + g * group(CODE));
@@ -158,7 +177,7 @@ unsafe fn few_tokens<const BITS: usize, const CODE: u8, const N: usize, const T:
                     for n in 0..N {
                         let w = weights::<BITS, B>(block, first + n, table);
                         for (t, acc) in acc.iter_mut().enumerate() {
-                            acc[n] = dot::<BITS, B>(acc[n], w, x.add(t * padded));
+                            acc[n] = dot::<BITS, CODE, B>(acc[n], w, x.add(t * padded));
                         }
                     }
                     block = block.add(64 * BITS);
@@ -205,12 +224,12 @@ unsafe fn tokens<const BITS: usize, const CODE: u8, const N: usize, B: Bytes64>(
         for pair in 0..BLOCKS / 2 {
             let mut sums = [B::Lanes::splat(0.0); N];
             for g in 0..groups {
-                let start = std::array::from_fn(|n| -bias::<BITS, B>() * job.x.sums[(token + n) * groups + g]);
+                let start = std::array::from_fn(|n| -bias::<BITS, CODE, B>() * job.x.sums[(token + n) * groups + g]);
                 let mut acc = B::panel_acc::<N>(start);
                 let mut w = panel.add(g * (group(CODE) / BLOCK_COLS) * WIDE + 128 * pair);
                 let mut x = job.x.codes.as_ptr().add(token * padded + g * group(CODE));
                 for _ in 0..column_blocks::<CODE>(layout, g) {
-                    B::dot_panel::<N>(BITS == 8, &mut acc, w, x, padded);
+                    B::dot_panel::<N>(is_int8(BITS, CODE), &mut acc, w, x, padded);
                     w = w.add(WIDE);
                     x = x.add(BLOCK_COLS);
                 }
@@ -231,7 +250,7 @@ unsafe fn tokens<const BITS: usize, const CODE: u8, const N: usize, B: Bytes64>(
 #[inline(always)]
 unsafe fn fill_panel<const BITS: usize, const CODE: u8, B: Bytes64>(job: &TileJob, panel: *mut u8) {
     unsafe {
-        let table = B::table(job.levels);
+        let table = table::<CODE, B>(job);
         for g in 0..job.layout.groups() {
             let mut block = job.tile.as_ptr().add(job.layout.group_offset(g));
             let mut out = panel.add(g * (group(CODE) / BLOCK_COLS) * WIDE);
@@ -242,7 +261,7 @@ unsafe fn fill_panel<const BITS: usize, const CODE: u8, B: Bytes64>(job: &TileJo
             for _ in 0..column_blocks::<CODE>(job.layout, g) {
                 for t in (0..BLOCKS).step_by(2) {
                     let pair = [weights::<BITS, B>(block, t, table), weights::<BITS, B>(block, t + 1, table)];
-                    B::store_pair(BITS == 8, pair, out.add(64 * t));
+                    B::store_pair(is_int8(BITS, CODE), pair, out.add(64 * t));
                 }
                 block = block.add(64 * BITS);
                 out = out.add(WIDE);
@@ -345,6 +364,7 @@ macro_rules! per_bits {
 per_bits!(cq1 1 SCALAR, cq2 2 SCALAR, cq3 3 SCALAR, cq4 4 SCALAR, cq8 8 SCALAR);
 per_bits!(tcq1 1 TRELLIS, tcq2 2 TRELLIS, tcq3 3 TRELLIS, tcq4 4 TRELLIS);
 per_bits!(q4_0 4 BLOCK, q8_0 8 BLOCK);
+per_bits!(bcq1 1 BOOK, bcq2 2 BOOK, bcq3 3 BOOK, bcq4 4 BOOK);
 
 pub(super) mod kinds {
     pub use super::scalar::Bytes as ScalarBytes;
@@ -366,6 +386,8 @@ pub struct MatMulQuant {
     trellis: [tcq1::Run; 4],
     /// 4 bits, 8 bits.
     block: [q4_0::Run; 2],
+    /// By bits from 1 to 4.
+    book: [bcq1::Run; 4],
 }
 
 /// Where a product goes: the columns from `first` on, as many as the matrix has rows, of `values [tokens, stride]`.
@@ -388,6 +410,7 @@ impl MatMulQuant {
             scalar: [cq1::select(level), cq2::select(level), cq3::select(level), cq4::select(level), cq8::select(level)],
             trellis: [tcq1::select(level), tcq2::select(level), tcq3::select(level), tcq4::select(level)],
             block: [q4_0::select(level), q8_0::select(level)],
+            book: [bcq1::select(level), bcq2::select(level), bcq3::select(level), bcq4::select(level)],
         }
     }
 
@@ -421,8 +444,13 @@ impl MatMulQuant {
             Code::Scalar => (self.scalar[if layout.bits == 8 { 4 } else { layout.bits - 1 }], 0),
             Code::Trellis => (self.trellis[layout.bits - 1], scale_code(data).base),
             Code::Block => (self.block[usize::from(layout.bits == 8)], 0),
+            Code::Book => (self.book[layout.bits - 1], 0),
         };
-        let levels = if layout.code == Code::Block { &blocks::LEVELS } else { &Codebook::get(layout.bits.min(4)).levels };
+        let (levels, unit) = match layout.code {
+            Code::Block => (blocks::LEVELS, 1.0),
+            Code::Book => (Book::levels(data), Book::unit(data)),
+            Code::Scalar | Code::Trellis => (Codebook::get(layout.bits.min(4)).levels, 1.0),
+        };
         let (out, scratch) = (&Parts::new(out), &Parts::new(scratch));
         pool.each(layout.tiles(), &|thread, tile| {
             let first = tile * TILE_ROWS;
@@ -433,6 +461,7 @@ impl MatMulQuant {
                 let job = TileJob {
                     layout,
                     levels,
+                    unit,
                     header: &data[..layout.header_bytes()],
                     scale_base,
                     tile: &data[layout.tile(tile)],

@@ -2,14 +2,15 @@
 
 use super::*;
 use crate::kernels::rotate::Rotate;
-use crate::quant::Format;
 use crate::quant::blocks::{Block, pack_tile};
+use crate::quant::book;
 use crate::quant::decode::rotated_group;
 use crate::quant::encode::encode_tile;
 use crate::quant::format::{HEADER, SCALE_BASE};
 use crate::quant::trellis;
+use crate::quant::{Format, Rotation};
 
-const FORMATS: [Format; 11] = [
+const FORMATS: [Format; 15] = [
     Format::Cq1,
     Format::Cq2,
     Format::Cq3,
@@ -21,6 +22,10 @@ const FORMATS: [Format; 11] = [
     Format::Tcq4,
     Format::Q4_0,
     Format::Q8_0,
+    Format::Bcq1,
+    Format::Bcq2,
+    Format::Bcq3,
+    Format::Bcq4,
 ];
 
 fn tensor(layout: &CqLayout) -> Vec<u8> {
@@ -28,7 +33,26 @@ fn tensor(layout: &CqLayout) -> Vec<u8> {
         Code::Scalar => scalar_tensor(layout),
         Code::Trellis => trellis_tensor(layout),
         Code::Block => block_tensor(layout, |i| half::f16::from_f32((i % 201) as f32 * 1e-3 - 0.1)),
+        Code::Book => book_tensor(layout),
     }
+}
+
+/// All codes there are, with the largest levels among them, and runs of the largest alone.
+fn book_tensor(layout: &CqLayout) -> Vec<u8> {
+    let (padded, groups, count) = (layout.padded_cols(), layout.groups(), 1 << layout.bits);
+    let level = |i: usize| [-127, 93, -38, 5][i / (count / 4).max(1) % 4] + (i % (count / 4).max(1)) as i8;
+    let levels = std::array::from_fn(|i| level(i % count));
+    let book = Book { levels, unit: 0.01, factors: (0..padded).map(|k| (k % 7) as f32 * 0.25 - 0.6).collect() };
+    let code = |i: usize| if i / 128 % 5 == 0 { 0 } else { (i * 37 + i * i / 11) % count };
+    let codes: Vec<u8> = (0..layout.rows * padded).map(|i| code(i) as u8).collect();
+    let scales: Vec<half::f16> = (0..layout.rows * groups).map(|i| half::f16::from_f32((i % 201) as f32 * 1e-3 - 0.1)).collect();
+    let mut data = book.header(layout);
+    for (codes, scales) in codes.chunks(TILE_ROWS * padded).zip(scales.chunks(TILE_ROWS * groups)) {
+        let mut tile = vec![0; layout.tile_bytes()];
+        book::pack_tile(layout, codes, scales, &mut tile);
+        data.extend(tile);
+    }
+    data
 }
 
 /// Blocks with all levels there are, those of the smallest alone among them.
@@ -87,7 +111,9 @@ fn equals_the_slow_truth_at_every_level() {
             let x: Vec<f32> = (0..most * cols).map(|i| ((i * 31 % 257) as f32 - 128.0) / 40.0).collect();
             let (padded, groups) = (layout.padded_cols(), layout.groups());
             let (mut codes, mut scales, mut sums) = (vec![0i8; most * padded], vec![0.0; most * groups], vec![0; most * groups]);
-            Rotate::select(Level::Scalar).rows(&pool, &layout, &x, &mut codes, &mut scales, &mut sums);
+            let own = layout.rotation() == Rotation::Own;
+            let factors: Vec<f32> = if own { Book::factors(&layout, &data).collect() } else { Vec::new() };
+            Rotate::select(Level::Scalar).rows(&pool, &layout, &factors, &x, &mut codes, &mut scales, &mut sums);
             let bias: Vec<f32> = (0..rows).map(|r| r as f32 * 0.01).collect();
             let mut truth = vec![0.0f64; most * rows];
             let mut group = [0.0f32; GROUP];

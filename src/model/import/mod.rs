@@ -88,7 +88,7 @@ pub struct SourceTensor {
     pub file: Arc<SourceFile>,
     /// Byte offset of the first element in the file. The range has been checked against the file size.
     pub offset: u64,
-    /// The decoder of [`Encoding::Official`].
+    /// The decoder of a file of an official bundle.
     pub official: Option<Arc<official::Tensor>>,
 }
 
@@ -162,9 +162,13 @@ impl SourceTensor {
         Ok(())
     }
 
-    /// The blocks of `rows`, row after row. Only for a format with a [`BlockType::grid`].
+    /// The blocks of `rows`, row after row. Only for a format with a [`BlockType::grid`] and
+    /// [`official::Kept::Blocks`].
     pub fn read_blocks(&self, rows: Range<usize>) -> Result<Vec<Block>> {
         assert!(rows.end <= self.rows());
+        if let Some(official) = &self.official {
+            return official.read_blocks(rows);
+        }
         let Encoding::Block(block) = self.encoding else { unreachable!("not made of blocks") };
         Ok(self.read_bytes(rows)?.chunks_exact(block.bytes()).map(|bytes| block.block(bytes)).collect())
     }

@@ -123,7 +123,7 @@ fn source(path: &Path, name: &FileName, row: Option<&Row>, family: &str) -> Resu
     let (weights, offset) = (header.file.clone(), header.data.start);
     let width = |shape: &[usize]| if shape.len() < 2 { shape.iter().product() } else { shape[1..].iter().product() };
     let tensor = Tensor { undo, width: width(&shape), stored_width: width(&stored), file };
-    let official = matches!(encoding, Encoding::Official(_)).then(|| Arc::new(tensor));
+    let official = Some(Arc::new(tensor));
     Ok(SourceTensor { shape, encoding, order: RowOrder::Plain, file: weights, offset, official })
 }
 

@@ -3,10 +3,12 @@
 //!
 //! [`WeightsFile`] reads a file of any precision as f32. Of a CQ matrix, [`CqMatrix`] also gives what is stored:
 //! codes, norms, codebook, input scale and rotation. [`open`] shows a folder as a [`Checkpoint`](super::Checkpoint).
+//! What a bundle can hold as it is stored, [`Tensor::kept`] tells.
 
 mod container;
 mod cq;
 mod folder;
+mod kept;
 mod names;
 #[cfg(test)]
 mod tests;
@@ -14,6 +16,7 @@ mod values;
 
 pub use container::{Header, Precision};
 pub use cq::{CqMatrix, Rotation};
+pub use kept::Kept;
 pub use values::{Plain, WeightsFile};
 
 pub(super) use folder::{holds, open};

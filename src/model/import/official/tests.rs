@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::error::Kind;
+use crate::quant::decode::decode_row;
+use crate::quant::{Code, CqLayout, blocks, book};
 use std::path::{Path, PathBuf};
 
 const SAMPLES: [&str; 16] = [
@@ -89,6 +91,58 @@ fn the_parts_of_a_cq_matrix_give_its_values() {
             assert!((w - f64::from(*expected)).abs() < 1e-5, "{name} {k}: {w} {expected}");
         }
     }
+}
+
+/// What a bundle keeps of the samples decodes to their values: codes but for integer levels, integers to the bit.
+#[test]
+fn kept_samples_have_their_values() {
+    let mut counts = [0; 2];
+    for name in SAMPLES {
+        let file = WeightsFile::open(&fixture(&format!("{name}.weights"))).unwrap();
+        let (shape, expected) = npy(&fixture(&format!("{name}.expected.npy")));
+        let (rows, width) = rows_and_width(&shape);
+        let tensor = Tensor { undo: Undo::NOTHING, width, stored_width: width, file };
+        let (layout, header, tile) = match tensor.kept() {
+            Err(why) => {
+                assert!(name.contains("orthogonal") && why.contains("orthogonal") || name == "int8_depthwise", "{name}: {why}");
+                continue;
+            }
+            Ok(Kept::Floats) => {
+                assert!(name.starts_with("fp16"));
+                continue;
+            }
+            Ok(Kept::Blocks(format)) => {
+                let layout = CqLayout::new(format, rows, width).unwrap();
+                let mut tile = vec![0; layout.tile_bytes()];
+                blocks::pack_tile(&layout, &tensor.read_blocks(0..rows).unwrap(), &mut tile);
+                counts[0] += 1;
+                (layout, Vec::new(), tile)
+            }
+            Ok(Kept::Codes(format, book)) => {
+                let layout = CqLayout::new(format, rows, width).unwrap();
+                let mut tile = vec![0; layout.tile_bytes()];
+                let (codes, scales) = tensor.read_codes(0..rows).unwrap();
+                book::pack_tile(&layout, &codes, &scales, &mut tile);
+                counts[1] += 1;
+                (layout, book.header(&layout), tile)
+            }
+        };
+        let data = [header, tile].concat();
+        let (mut noise, mut signal) = (0.0f64, 0.0f64);
+        let mut out = vec![0.0; width];
+        for (row, expected) in expected.chunks_exact(width).enumerate() {
+            decode_row(&layout, &data, row, &mut out);
+            for (got, expected) in out.iter().zip(expected) {
+                noise += f64::from(got - expected).powi(2);
+                signal += f64::from(*expected).powi(2);
+            }
+        }
+        let error = (noise / signal).sqrt();
+        println!("{name}: {error:.2e}");
+        let bound = if layout.code == Code::Block { 0.0 } else { [1e-4, 6e-4, 1.8e-3, 5e-3][layout.bits - 1] };
+        assert!(error <= bound, "{name}: {error:e}");
+    }
+    assert_eq!(counts, [3, 8]);
 }
 
 /// Opens and, if that works, decodes.

@@ -3,6 +3,8 @@
 use super::container::{Header, Precision};
 use super::cq::CqMatrix;
 use crate::error::Result;
+use crate::quant::blocks::Block;
+use crate::quant::format::BLOCK_GROUP;
 use half::f16;
 use std::ops::Range;
 use std::path::Path;
@@ -26,6 +28,13 @@ pub struct Plain {
 
 /// Integers of old INT4 files that are packed together.
 const RUN: usize = 32;
+
+/// A stored value.
+enum Stored {
+    Float(f32),
+    /// An integer and its scale.
+    Integer(i8, f32),
+}
 
 impl WeightsFile {
     pub fn open(path: &Path) -> Result<Self> {
@@ -103,6 +112,30 @@ impl Plain {
 
     fn read_rows(&self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         assert!(out.len() == rows.len() * self.width);
+        self.visit(rows, |i, stored| {
+            out[i] = match stored {
+                Stored::Float(value) => value,
+                Stored::Integer(integer, scale) => f32::from(integer) * scale,
+            }
+        })
+    }
+
+    /// Integers of `rows` in groups of 32 with their scales; floats are left out.
+    pub(super) fn read_blocks(&self, rows: Range<usize>) -> Result<Vec<Block>> {
+        let empty = Block { scale: f16::ZERO, levels: [0; BLOCK_GROUP] };
+        let mut blocks = vec![empty; rows.len() * self.width / BLOCK_GROUP];
+        self.visit(rows, |i, stored| {
+            if let Stored::Integer(integer, scale) = stored {
+                let block = &mut blocks[i / BLOCK_GROUP];
+                block.levels[i % BLOCK_GROUP] = integer;
+                block.scale = f16::from_f32(scale);
+            }
+        })?;
+        Ok(blocks)
+    }
+
+    /// Calls `each` with every stored value of `rows` and its place among them.
+    fn visit(&self, rows: Range<usize>, mut each: impl FnMut(usize, Stored)) -> Result<()> {
         let (width, groups, precision) = (self.width, self.header.groups, self.header.precision);
         let interleaved = self.header.interleaved;
         // Rows that are stored together, and bytes of a row times 2.
@@ -117,19 +150,20 @@ impl Plain {
         let mut bytes = vec![0; (rows.end.next_multiple_of(step) - first) * width * half_bytes / 2];
         let skip = first as u64 * width as u64 * half_bytes as u64 / 2;
         self.header.file.read_exact_at(self.header.data.start + skip, &mut bytes)?;
-        for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
-            for (k, value) in out.iter_mut().enumerate() {
+        for (i, row) in rows.enumerate() {
+            for k in 0..width {
                 let r = row - first;
                 // Interleaved: four columns of four rows after one another.
                 let at = if interleaved { r / 4 * 4 * width + k / 4 * 16 + r % 4 * 4 + k % 4 } else { r * width + k };
                 let integer = match precision {
                     Precision::F32 => {
                         let b = &bytes[4 * at..][..4];
-                        *value = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                        each(i * width + k, Stored::Float(f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
                         continue;
                     }
                     Precision::F16 => {
-                        *value = f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32();
+                        let value = f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32();
+                        each(i * width + k, Stored::Float(value));
                         continue;
                     }
                     Precision::Int4 => {
@@ -142,7 +176,7 @@ impl Plain {
                 };
                 let group = k / self.header.group_size;
                 let scale = if interleaved { (row / 4 * groups + group) * 4 + row % 4 } else { row * groups + group };
-                *value = f32::from(integer) * self.scales[scale];
+                each(i * width + k, Stored::Integer(integer, self.scales[scale]));
             }
         }
         Ok(())
