@@ -29,6 +29,8 @@ PLAIN = {"f32": "<f4", "f16": "<f2"}
 CQ_BITS = {"cq1": 1, "cq2": 2, "cq3": 3, "cq4": 4, "cq8": 8}
 TCQ_BITS = {"tcq1": 1, "tcq2": 2, "tcq3": 3, "tcq4": 4}
 BLOCK_BITS = {"q4_0": 4, "q8_0": 8}
+BOOK_BITS = {"bcq1": 1, "bcq2": 2, "bcq3": 3, "bcq4": 4}
+FACTORS = 64  # where the factors of a book tensor begin
 HEADER = 128  # bytes before the first tile of a trellis tensor
 
 
@@ -162,6 +164,22 @@ def decode_blocks(data, rows, cols, bits):
     return values.transpose(0, 2, 1, 3).reshape(tiles * TILE_ROWS, cols)[:rows]
 
 
+def decode_book(data, rows, cols, bits):
+    """The float32 matrix [rows, cols] of a book tensor: levels, unit and factors stand before the first tile."""
+    groups, tiles = -(-cols // GROUP), -(-rows // TILE_ROWS)
+    levels = data[:16].view(np.int8).astype(np.float32)
+    unit = data[16:20].view("<f4")[0]
+    start = FACTORS + 4 * groups * GROUP
+    factors = data[FACTORS:start].view("<f4").reshape(groups, GROUP)
+    count, size = GROUP // BLOCK_COLS, GROUP // BLOCK_COLS * 64 * bits
+    data = data[start:].reshape(tiles * groups, size + 2 * TILE_ROWS)
+    codes = unpack(data[:, :size].reshape(tiles * groups, count, 64 * bits), bits)
+    scales = np.ascontiguousarray(data[:, size:]).view("<f2").astype(np.float32)
+    y = levels[codes] @ hadamard(GROUP) * (scales * unit / np.sqrt(np.float32(GROUP)))[:, :, None]
+    values = y.reshape(tiles, groups, TILE_ROWS, GROUP) * factors[None, :, None, :]
+    return values.transpose(0, 2, 1, 3).reshape(tiles * TILE_ROWS, groups * GROUP)[:rows, :cols]
+
+
 class Bundle:
     def __init__(self, folder):
         folder = pathlib.Path(folder)
@@ -186,6 +204,8 @@ class Bundle:
             return decode_cq(data[HEADER:], rows, cols, TCQ_BITS[kind], levels, self.signs, base)[:, :cols]
         if kind in BLOCK_BITS:
             return decode_blocks(data, rows, cols, BLOCK_BITS[kind])
+        if kind in BOOK_BITS:
+            return decode_book(data, rows, cols, BOOK_BITS[kind])
         bits = CQ_BITS[kind]
         levels = None if bits == 8 else np.array(self.manifest["quantiser"]["codebooks"][str(bits)], np.int8)
         return decode_cq(data, rows, cols, bits, levels, self.signs)[:, :cols]

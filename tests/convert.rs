@@ -175,7 +175,7 @@ fn refused(home: &Home, checkpoint: &Path, what: &str, may_pass: bool) {
     let mut command = home.cactus(["convert", "--quiet", "--bits", "4"]);
     command.arg(checkpoint).arg(&target);
     let finished = finish(&mut limited(command));
-    assert!(finished.time < Duration::from_secs(5), "{what}: took {:?}", finished.time);
+    assert!(finished.time < Duration::from_secs(20), "{what}: took {:?}", finished.time);
     assert!(finished.peak_bytes < 100_000_000, "{what}: {} bytes", finished.peak_bytes);
     if may_pass && finished.code == Some(0) {
         fs::remove_dir_all(&target).expect("a bundle");

@@ -154,7 +154,7 @@ fn error(got: &[f32], expected: &[f32]) -> f64 {
 }
 
 const WIDTHS: [(usize, Format, f64); 4] =
-    [(1, Format::Bcq1, 1e-5), (2, Format::Bcq2, 6e-4), (3, Format::Bcq3, 1.8e-3), (4, Format::Bcq4, 5e-3)];
+    [(1, Format::Bcq1, 1e-5), (2, Format::Bcq2, 7e-4), (3, Format::Bcq3, 1.8e-3), (4, Format::Bcq4, 6e-3)];
 
 /// Every matrix of a bundle has the values of the folder, but for codebooks that became integers; what is F16 there has
 /// them to the bit.

@@ -169,7 +169,7 @@ mod tests {
                         let group = k / 128;
                         let sum: f64 = (0..128)
                             .map(|j| {
-                                let sign = if (k % 128 & j).count_ones() % 2 == 1 { -1.0 } else { 1.0 };
+                                let sign = if ((k % 128) & j).count_ones() % 2 == 1 { -1.0 } else { 1.0 };
                                 sign * f64::from(levels[usize::from(codes[row * padded + group * 128 + j])])
                             })
                             .sum();

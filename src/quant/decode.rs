@@ -46,7 +46,8 @@ enum Levels<'a> {
     Linear,
     Book(&'static Codebook),
     Trellis { table: &'a [u8], scales: ScaleCode },
-    Block { bits: usize },
+    Block4,
+    Block8,
     Own { levels: [i8; 16], unit: f32 },
 }
 
@@ -56,18 +57,18 @@ impl<'a> Levels<'a> {
             (Code::Scalar, 8) => Levels::Linear,
             (Code::Scalar, bits) => Levels::Book(Codebook::get(bits)),
             (Code::Trellis, _) => Levels::Trellis { table: &data[..TABLE], scales: scale_code(data) },
-            (Code::Block, bits) => Levels::Block { bits },
+            (Code::Block, 8) => Levels::Block8,
+            (Code::Block, _) => Levels::Block4,
             (Code::Book, _) => Levels::Own { levels: Book::levels(data), unit: Book::unit(data) },
         }
     }
 
     fn level(&self, index: u8) -> f32 {
         f32::from(match self {
-            Levels::Linear => index as i8,
+            Levels::Linear | Levels::Block8 => index as i8,
             Levels::Book(book) => book.levels[index as usize],
             Levels::Trellis { table, .. } => table[index as usize] as i8,
-            Levels::Block { bits: 8 } => index as i8,
-            Levels::Block { .. } => index as i8 - OFFSET,
+            Levels::Block4 => index as i8 - OFFSET,
             Levels::Own { levels, .. } => levels[index as usize],
         })
     }
@@ -77,7 +78,7 @@ impl<'a> Levels<'a> {
         let word = || u16::from_le_bytes([scales[2 * row], scales[2 * row + 1]]);
         match self {
             Levels::Trellis { scales: code, .. } => code.value(scales[row]),
-            Levels::Block { .. } => half::f16::from_bits(word()).to_f32(),
+            Levels::Block4 | Levels::Block8 => half::f16::from_bits(word()).to_f32(),
             Levels::Own { unit, .. } => half::f16::from_bits(word()).to_f32() * unit,
             _ => half::bf16::from_bits(word()).to_f32(),
         }

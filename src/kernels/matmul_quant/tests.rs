@@ -43,7 +43,7 @@ fn book_tensor(layout: &CqLayout) -> Vec<u8> {
     let level = |i: usize| [-127, 93, -38, 5][i / (count / 4).max(1) % 4] + (i % (count / 4).max(1)) as i8;
     let levels = std::array::from_fn(|i| level(i % count));
     let book = Book { levels, unit: 0.01, factors: (0..padded).map(|k| (k % 7) as f32 * 0.25 - 0.6).collect() };
-    let code = |i: usize| if i / 128 % 5 == 0 { 0 } else { (i * 37 + i * i / 11) % count };
+    let code = |i: usize| if (i / 128).is_multiple_of(5) { 0 } else { (i * 37 + i * i / 11) % count };
     let codes: Vec<u8> = (0..layout.rows * padded).map(|i| code(i) as u8).collect();
     let scales: Vec<half::f16> = (0..layout.rows * groups).map(|i| half::f16::from_f32((i % 201) as f32 * 1e-3 - 0.1)).collect();
     let mut data = book.header(layout);
