@@ -21,7 +21,7 @@ use axum::http::StatusCode;
 use cactus::engine::Request;
 use cactus::engine::chat::Message;
 use cactus::engine::embed::Embedder;
-use cactus::engine::retrieve::{Folder, Grounds};
+use cactus::engine::retrieve::Folder;
 use cactus::engine::service::Service;
 use cactus::error::{Error, Kind};
 use serde_json::Value;
@@ -120,11 +120,7 @@ impl App {
     /// Puts the passages that belong to the last question into the messages; tells them for programs.
     fn ground(&self, messages: &mut Vec<Message>) -> failure::Result<Option<Value>> {
         let Some(folder) = &self.corpus else { return Ok(None) };
-        self.with_embedder(|embedder| {
-            let reading = folder.read(embedder, &mut |_, _| {}, &|| false)?;
-            let grounds = Grounds::put_into(messages, &reading.corpus, self.service.engine(), embedder)?;
-            Ok(Some(grounds.json()))
-        })
+        self.with_embedder(|embedder| Ok(Some(folder.ground(messages, self.service.engine(), embedder)?.json())))
     }
 
     /// Says on standard error what happens.

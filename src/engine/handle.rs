@@ -8,7 +8,7 @@ use super::fields::{FieldError, Fields};
 use super::generate::{Answer, Request};
 use super::load::{self, Engine, LoadOptions};
 use super::response::{self, THRESHOLD};
-use super::retrieve::{self, Folder, Grounds, Hit};
+use super::retrieve::{self, Folder, Hit};
 use super::sampler::Sampling;
 use super::schedule::{Job, Listener};
 use super::service::Service;
@@ -93,12 +93,12 @@ impl Handle {
         let mut handle = Handle { model, corpus: None, stop: Arc::default() };
         if let Some(dir) = corpus {
             let name = handle.with_embedder(|embedder| retrieve::index_name(dir, embedder))?;
-            let folder = Folder::new(dir, keep.then(|| dir.join(".cactus").join(name)));
+            let kept = dir.join(".cactus");
             if keep {
-                let kept = dir.join(".cactus");
                 std::fs::create_dir_all(&kept).map_err(|e| Error::io("create", &kept, &e))?;
             }
-            handle.with_embedder(|embedder| folder.read(embedder, &mut |_, _| {}, &|| false))?;
+            let folder = Folder::new(dir, keep.then(|| kept.join(name)));
+            handle.with_embedder(|embedder| folder.now(embedder))?;
             handle.corpus = Some(folder);
         }
         Ok(handle)
@@ -135,7 +135,7 @@ impl Handle {
         let Some(folder) = &self.corpus else { return Ok(json!({"chunks": []})) };
         let top = if top == 0 { retrieve::TOP } else { top };
         self.with_embedder(|embedder| {
-            let reading = folder.read(embedder, &mut |_, _| {}, &|| false)?;
+            let reading = folder.now(embedder)?;
             let hits = reading.corpus.search(question, retrieve::By::Both, top, embedder)?;
             let chunk = |hit: &Hit| json!({"score": hit.score, "source": hit.passage.place(), "content": hit.passage.text});
             Ok(json!({"chunks": hits.iter().map(chunk).collect::<Vec<_>>()}))
@@ -233,12 +233,7 @@ impl Handle {
             let few = |tools: Tools| tools.few(options.tool_rag_top_k, chat::last_question(&messages), engine);
             options.request.tools = tools.map(few).transpose()?;
         }
-        let ground = |folder: &Folder| {
-            self.with_embedder(|embedder| {
-                let reading = folder.read(embedder, &mut |_, _| {}, &|| false)?;
-                Ok(Grounds::put_into(&mut messages, &reading.corpus, engine, embedder)?.json())
-            })
-        };
+        let ground = |folder: &Folder| self.with_embedder(|embedder| Ok(folder.ground(&mut messages, engine, embedder)?.json()));
         let sources = self.corpus.as_ref().map(ground).transpose()?;
         Ok((messages, options, sources))
     }

@@ -183,16 +183,22 @@ impl Corpus {
         }
         if by != By::Words {
             let question = embedder.embed(&[question], true, &|| false)?.remove(0).values;
-            let likeness = |vector: &[f32]| vector.iter().zip(&question).map(|(a, b)| a * b).sum::<f32>();
-            let likeness: Vec<f32> = self.vectors.chunks_exact(question.len()).map(likeness).collect();
-            let mut ranking: Vec<usize> = (0..likeness.len()).collect();
-            ranking.sort_by(|a, b| likeness[*b].total_cmp(&likeness[*a]));
+            let mut ranking = nearest(self.vectors.chunks_exact(question.len()), &question);
             ranking.truncate(RANKED);
             rankings.push(ranking);
         }
         let found = fused(self.passages.len(), rankings).into_iter().take(top);
         Ok(found.map(|(at, score)| Hit { passage: &self.passages[at], score }).collect())
     }
+}
+
+/// All vectors in order of their likeness to `wanted`, the nearest first; all of them have length 1.
+pub(super) fn nearest<'v>(vectors: impl Iterator<Item = &'v [f32]>, wanted: &[f32]) -> Vec<usize> {
+    let likeness = |vector: &[f32]| vector.iter().zip(wanted).map(|(a, b)| a * b).sum::<f32>();
+    let likeness: Vec<f32> = vectors.map(likeness).collect();
+    let mut ranking: Vec<usize> = (0..likeness.len()).collect();
+    ranking.sort_by(|a, b| likeness[*b].total_cmp(&likeness[*a]));
+    ranking
 }
 
 /// Reciprocal rank fusion of rankings of `count` things: those that any has, with their scores, the best first.
@@ -246,6 +252,29 @@ impl Folder {
         let (corpus, report) = Corpus::open(&self.dir, self.index.as_deref(), embedder, each, stopped)?;
         Ok(last.insert(Reading { corpus: Arc::new(corpus), report, files }).clone())
     }
+
+    /// [`read`](Self::read) without anybody to tell or to ask.
+    ///
+    /// # Errors
+    /// As [`Corpus::open`].
+    pub fn now(&self, embedder: &Embedder) -> Result<Reading> {
+        self.read(embedder, &mut |_, _| {}, &|| false)
+    }
+
+    /// Puts what belongs to the last question into the system turn of `messages`.
+    ///
+    /// # Errors
+    /// As [`Corpus::open`] and [`Corpus::search`].
+    pub fn ground(&self, messages: &mut Vec<Message>, engine: &Engine, embedder: &Embedder) -> Result<Grounds> {
+        let system = messages.first().filter(|message| message.role == Role::System).map(|message| message.content.clone());
+        let corpus = self.now(embedder)?.corpus;
+        let grounds = Grounds::find(&corpus, last_question(messages), system.as_deref(), engine, embedder)?;
+        if system.is_some() {
+            messages.remove(0);
+        }
+        messages.insert(0, Message::new(Role::System, &grounds.system));
+        Ok(grounds)
+    }
 }
 
 /// What a folder has about a question, as much of it as half of the context holds.
@@ -278,20 +307,6 @@ impl Grounds {
         let system = system_message(system, &hits);
         let sources = hits.into_iter().map(|hit| (hit.passage.clone(), hit.score)).collect();
         Ok(Grounds { system, sources, left_out: found - kept })
-    }
-
-    /// Puts what belongs to the last question into the system turn of `messages`.
-    ///
-    /// # Errors
-    /// As [`Corpus::search`].
-    pub fn put_into(messages: &mut Vec<Message>, corpus: &Corpus, engine: &Engine, embedder: &Embedder) -> Result<Self> {
-        let system = messages.first().filter(|message| message.role == Role::System).map(|message| message.content.clone());
-        let grounds = Grounds::find(corpus, last_question(messages), system.as_deref(), engine, embedder)?;
-        if system.is_some() {
-            messages.remove(0);
-        }
-        messages.insert(0, Message::new(Role::System, &grounds.system));
-        Ok(grounds)
     }
 
     /// The passages for programs: `[{"file", "first_line", "last_line", "score"}]`.

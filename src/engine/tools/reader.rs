@@ -48,7 +48,7 @@ struct Scan {
 }
 
 /// The line that is being written.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Line {
     /// Its first characters, without white space.
     begin: String,
@@ -168,7 +168,7 @@ impl Reader {
         };
         let before = self.held[..at].trim_end().len();
         let space = at - before;
-        let mut line = Line { begin: self.line.begin.clone(), fenced: self.line.fenced };
+        let mut line = self.line.clone();
         line.pass(&self.held[..at]);
         // A mark of plain characters may be spoken of; the model's own tokens may not.
         let placed = self.notation != Notation::Hermes || (line.begin.is_empty() && !line.fenced);

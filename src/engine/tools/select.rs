@@ -2,7 +2,7 @@
 
 use super::super::embed::Embedder;
 use super::super::load::Engine;
-use super::super::retrieve::{fused, words::Words};
+use super::super::retrieve::{fused, nearest, words::Words};
 use super::{Tool, Tools};
 use crate::error::Result;
 use std::collections::HashMap;
@@ -54,10 +54,6 @@ impl Vectors {
         let made = embed(&new)?;
         known.extend(new.into_iter().map(str::to_owned).zip(made.into_iter().map(|embedding| embedding.values)));
         let question = embed(&[question])?.remove(0).values;
-        let near = |text: &String| known[text].iter().zip(&question).map(|(a, b)| a * b).sum::<f32>();
-        let near: Vec<f32> = texts.iter().map(near).collect();
-        let mut ranking: Vec<usize> = (0..texts.len()).collect();
-        ranking.sort_by(|a, b| near[*b].total_cmp(&near[*a]));
-        Ok(ranking)
+        Ok(nearest(texts.iter().map(|text| known[text].as_slice()), &question))
     }
 }
